@@ -16,11 +16,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.numerics.training import learn
 from benchmarks.numerics.truth import factor_changes, gradient_changes, spearman
 from fractrain_fx.numerics.sensitivity import sensitivity
 from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
 from fractrain_fx.training import RunSettings
-from fractrain_fx.training.data.loader import Share, make_loader
+from fractrain_fx.training.data.loader import Share, by_name, make_loader
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.run import build
 
@@ -53,15 +54,10 @@ def agreement(name: str, seed: int, steps: int, batches: int, others: int, folde
     values = SUBJECTS[name]
     settings = RunSettings.from_dict({**values, "data_dir": folder, "seed": seed, "method": "float"})
     built = build(settings)
-    objective = Objective.of(built.data)
+    criterion = Objective.of(built.data).criterion
     loader = make_loader(built.data, Share(settings.train.batch_size, seed, torch.device("cpu")))
-    key = built.input_name
-    held = [(x if key is None else {key: x}, y) for x, y in loader.train(0, steps + batches + max(others, 2))]
-
-    def criterion(output: Any, targets: Any) -> torch.Tensor:
-        return objective.loss(objective.logits(output), targets)
-
-    _learn(built.model, held[:steps], criterion, values)
+    held = [*by_name(loader.train(0, steps + batches + max(others, 2)), built.input_name)]
+    learn(built.model, _optimizer(built.model, values), held[:steps], criterion)
     measured, unseen = held[steps : steps + batches], held[steps + batches :]
     found = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
     copied = FloatCopy(built.model, measured[0], criterion, None)
@@ -77,19 +73,10 @@ def agreement(name: str, seed: int, steps: int, batches: int, others: int, folde
     return Agreement(g=spearman(noise, [after[each] for each in keys]), **ranks)
 
 
-def _learn(model: torch.nn.Module, batches: list[Any], criterion: Any, values: dict[str, Any]) -> None:
-    parameters = model.train().parameters()
-    sgd = values["model"].startswith("zoo:")
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.SGD(parameters, values["lr"], momentum=0.9, weight_decay=1e-4)
-        if sgd
-        else torch.optim.AdamW(parameters, values["lr"])
-    )
-    for inputs, targets in batches:
-        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-        criterion(output, targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+def _optimizer(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:
+    if values["model"].startswith("zoo:"):
+        return torch.optim.SGD(model.parameters(), values["lr"], momentum=0.9, weight_decay=1e-4)
+    return torch.optim.AdamW(model.parameters(), values["lr"])
 
 
 def main(argv: list[str] | None = None) -> int:

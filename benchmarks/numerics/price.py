@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
-from fractrain_fx import AffineConfig, FracConfig, Precision, RunConfig, fractrainify
+from benchmarks.numerics.training import learn
+from fractrain_fx import AffineConfig, FracConfig, Precision, fractrainify
 from fractrain_fx.config.affine import Ranges
 from fractrain_fx.numerics.sensitivity import sensitivity
-from fractrain_fx.training.data.loader import Share, make_loader
-from fractrain_fx.training.objective import Objective
+from fractrain_fx.training.data.loader import Share, by_name, make_loader
 from fractrain_fx.training.optim import make_optimizer
 from fractrain_fx.training.run import resume_run
 from fractrain_fx.training.trainer import Trainer
@@ -39,29 +39,18 @@ _BATCHES = 8  # on which sensitivities are measured
 
 def prices(trainer: Trainer, asked: Sequence[str], steps: int, rate: float) -> list[dict[str, Any]]:
     """A row for each precision, such as ``FW-4/BW-6`` or ``FW-4/BW-4:sample``, with its ranges after a colon."""
-    objective, settings = Objective.of(trainer.data), trainer.settings
+    settings, criterion = trainer.settings, trainer.objective.criterion
     loader = make_loader(trainer.data, Share(settings.batch_size, settings.seed, torch.device("cpu")))
-    key, epochs = trainer.input_name, trainer.result().epochs
-    held = list(loader.train(epochs * loader.steps, steps))
-    batches = [(x if key is None else {key: x}, y) for x, y in held]
+    batches = [*by_name(loader.train(trainer.result().epochs * loader.steps, steps), trainer.input_name)]
     original = trainer.model.restore()
-
-    def criterion(output: Any, targets: Tensor) -> Tensor:
-        return objective.loss(objective.logits(output), targets)
 
     def trained(config: FracConfig) -> float:
         examples = batches[0][0]
         words = {"example_kwargs": examples} if isinstance(examples, dict) else {"example_inputs": (examples,)}
         model: nn.Module = fractrainify(copy.deepcopy(original).train(), config=config, check=False, **words)
         optimizer = make_optimizer(model, replace(settings, lr=rate), trainer.data.task)
-        losses = []
         torch.manual_seed(0)  # of the gradients' noise
-        for inputs, targets in batches:
-            loss = criterion(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
+        losses = learn(model, optimizer, batches, criterion)
         return sum(losses[steps // 2 :]) / (steps - steps // 2)
 
     base, found = trained(_config(_BASE, "tensor")), []
@@ -83,7 +72,7 @@ def prices(trainer: Trainer, asked: Sequence[str], steps: int, rate: float) -> l
 
 def _config(precision: str, ranges: Ranges | str) -> FracConfig:
     affine = AffineConfig(ranges=ranges)  # type: ignore[arg-type]
-    return FracConfig(method="static", precision=precision, affine=affine, run=RunConfig(backend="auto"))
+    return FracConfig(method="static", precision=precision, affine=affine)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

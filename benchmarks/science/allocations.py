@@ -28,8 +28,7 @@ from fractrain_fx import Precision, allocate, sensitivity
 from fractrain_fx.durable import write_text
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.training import RunSettings, new_run
-from fractrain_fx.training.data.loader import Share, make_loader
-from fractrain_fx.training.objective import Objective
+from fractrain_fx.training.data.loader import Share, by_name, make_loader
 
 __all__ = ["allocated_settings", "settings_under"]
 
@@ -93,11 +92,9 @@ def measure(task: str, data_dir: str | None, steps: int, seed: int) -> Sensitivi
     with tempfile.TemporaryDirectory() as folder:
         trainer = new_run(settings, Path(folder) / "run")
         trainer.fit()
-    data, objective = trainer.data, Objective.of(trainer.data)
-    loader = make_loader(data, Share(settings.train.batch_size, seed, torch.device("cpu")))
-    model, name = trainer.model, trainer.input_name
-    batches = [(x if name is None else {name: x}, y) for x, y in loader.train(steps, _BATCHES)]
-    return sensitivity(model, batches, criterion=lambda out, y: objective.loss(objective.logits(out), y))
+    loader = make_loader(trainer.data, Share(settings.train.batch_size, seed, torch.device("cpu")))
+    batches = by_name(loader.train(steps, _BATCHES), trainer.input_name)
+    return sensitivity(trainer.model, batches, criterion=trainer.objective.criterion)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fractrain_fx.config import PrecisionStages
 from fractrain_fx.errors import ConfigError
@@ -15,9 +14,8 @@ from fractrain_fx.numerics.allocation.allocation import FILE as ALLOCATION
 from fractrain_fx.numerics.sensitivity import Sensitivities, sensitivity
 from fractrain_fx.numerics.sensitivity.result import FILE
 from fractrain_fx.numerics.trainers import layer_precisions
-from fractrain_fx.training.data.loader import Share, make_loader
+from fractrain_fx.training.data.loader import Share, by_name, make_loader
 from fractrain_fx.training.log import new_console
-from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.run import resume_run
 
 __all__ = ["measure_run", "show_sensitivity"]
@@ -69,16 +67,11 @@ def measure_run(folder: Path, batches: int) -> Sensitivities:
     """
     trainer = resume_run(folder)
     try:
-        objective, loop = Objective.of(trainer.data), trainer.settings
+        loop = trainer.settings
         device = next(trainer.model.parameters()).device
         loader = make_loader(trainer.data, Share(loop.batch_size, loop.seed, torch.device(device)))
-        name = trainer.input_name
-        held = [(x if name is None else {name: x}, y) for x, y in loader.train(0, batches)]
-
-        def criterion(output: Any, targets: Tensor) -> Tensor:
-            return objective.loss(objective.logits(output), targets)
-
-        return sensitivity(trainer.model, held, criterion=criterion, limit=batches)
+        held = by_name(loader.train(0, batches), trainer.input_name)
+        return sensitivity(trainer.model, held, criterion=trainer.objective.criterion, limit=batches)
     finally:
         if trainer.held is not None:
             trainer.held.release()

@@ -48,6 +48,14 @@ class Objective:
         """Mean cross-entropy over samples (and positions)."""
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
+    def criterion(self, output: Any, targets: Int[Tensor, "*batch"]) -> Float[Tensor, ""]:
+        """The loss of a model's output.
+
+        Raises:
+            InputError: it has no logits.
+        """
+        return self.loss(self.logits(output), targets)
+
     def meter(self) -> Metric:
         """A new meter. Each process gives it its own logits and targets, and reads the measure over all processes."""
         require_packages("training", "train")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from fractrain_fx.training.data.dataset import DataSet
 from fractrain_fx.training.data.files import read_batches
 from fractrain_fx.training.data.order import Order, generator_for
 
-__all__ = ["Loader", "Share", "make_loader"]
+__all__ = ["Loader", "Share", "by_name", "make_loader"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ def make_loader(data: DataSet, share: Share) -> Loader:
         DataError: there are fewer samples than processes.
     """
     return TensorLoader(data, share) if isinstance(data.train, TensorDataset) else FileLoader(data, share)
+
+
+def by_name(batches: Iterable[tuple[Tensor, Tensor]], name: str | None) -> Iterator[tuple[Any, Tensor]]:
+    """Batches whose inputs are a mapping from the name of the model's input; as they are if it has no name."""
+    return ((inputs if name is None else {name: inputs}, targets) for inputs, targets in batches)
 
 
 class TensorLoader:

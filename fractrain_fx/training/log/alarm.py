@@ -78,7 +78,7 @@ class Alarm:
             return None
         objective = self._objective
         batch = (inputs, targets) if self._input_name is None else {self._input_name: inputs}
-        return examine(self._model, batch, lambda output, _: objective.loss(objective.logits(output), targets))
+        return examine(self._model, batch, lambda output, _: objective.criterion(output, targets))
 
 
 def watch_run(
