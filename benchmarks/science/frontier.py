@@ -27,8 +27,11 @@ _REACH = 10.0
 _OWN_FORMATS = ("dorefa", "wageubn", "bf16")
 # Settings that make a curve of their own of a method, and its name.
 _APART = {
-    **{"samples": "ranges of samples", "rows": "ranges of rows"},
-    **{"allocated": "allocated", "priced": "allocated", "ends": "first and last high"},
+    "samples": "ranges of samples",
+    "rows": "ranges of rows",
+    "allocated": "allocated",
+    "priced": "allocated",
+    "ends": "first and last high",
 }
 
 

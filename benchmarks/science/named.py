@@ -131,12 +131,11 @@ SETTINGS: dict[str, Settings] = {
     # Static precisions below FW-8/BW-8, for what schedules and choices have to beat at the same cost.
     **{
         f"fw-{forward}-bw-{backward}": {"precision": f"FW-{forward}/BW-{backward}"}
-        for forward, backward in (
-            *((3, 6), (4, 3), (4, 4), (4, 6), (4, 8), (5, 3), (5, 4), (5, 6), (5, 8), (6, 3), (6, 4), (6, 6), (6, 8)),
-        )
+        for forward, widths in {3: (6,), 4: (3, 4, 6, 8), 5: (3, 4, 6, 8), 6: (3, 4, 6, 8)}.items()
+        for backward in widths
     },
-    # PFQ that ends below FW-8/BW-8.
     "by-length": {"schedule": "by-length"},
+    # PFQ that ends below FW-8/BW-8.
     "stages-to-4": {"stages": "FW(3,3,4,4)/BW(6,6,6,6)"},
     "stages-to-5": {"stages": "FW(3,4,4,5)/BW(6,6,6,6)"},
     "stages-to-6": {"stages": "FW(3,4,5,6)/BW(6,6,6,6)"},

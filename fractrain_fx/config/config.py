@@ -152,8 +152,7 @@ class FracConfig:
     @property
     def may_use_codes(self) -> bool:
         """Whether ops may multiply on int8."""
-        plain = self.affine.gradient_grid == "range" and self.affine.ranges == "tensor"
-        fits = self.format == "affine" and plain
+        fits = self.format == "affine" and self.affine.ranges == "tensor" and self.affine.gradient_grid == "range"
         if not self.run.uses_codes or self.method == "float" or not fits:
             return False
         steered = self.gate_options if self.gated else self.precision_stages

@@ -46,9 +46,8 @@ def get_format(
     Raises:
         ConfigError: no format has this name; the message lists those that exist.
     """
-    affine: Format = AffineFormat(gradient_grid, ranges)
-    if ranges in ("row", "head"):
-        affine = RangedAffineFormat(ranges, gradient_grid)
+    ranged = ranges in ("row", "head")
+    affine: Format = RangedAffineFormat(ranges, gradient_grid) if ranged else AffineFormat(gradient_grid, ranges)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
     if name in BLOCK_FORMATS:
         return MicroscalingFormat(recipe or usual_recipe(name))

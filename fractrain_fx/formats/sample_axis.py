@@ -1,4 +1,4 @@
-"""What a number format asks of the axis along which a tensor's samples lie."""
+"""The part of a batch axis that number formats read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SampleAxis"]
 
 
 class SampleAxis(Protocol):
-    """Where the samples of a batch lie in a tensor (:class:`fractrain_fx.nn.batch_axis.BatchAxis` is one)."""
+    """The dimension of a tensor that holds its samples (:class:`fractrain_fx.nn.batch_axis.BatchAxis` is one)."""
 
     @property
     def axis(self) -> int: ...

@@ -234,7 +234,7 @@ class MicroscalingFormat(PerProductFormat):
 
 
 def block_format(fmt: Format) -> MicroscalingFormat | None:
-    """A format as one of blocks with scales of their own; ``None`` if it has no blocks."""
+    """The format, if it rounds in blocks; ``None`` if it has no blocks."""
     return fmt if isinstance(fmt, MicroscalingFormat) else None
 
 

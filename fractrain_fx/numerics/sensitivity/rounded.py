@@ -66,7 +66,7 @@ def gradient_errors(plan: Plan, call: Call, g: Tensor, bits: int, seed: Tensor) 
 
 
 def _gradient_error(plan: Plan, call: Call, g: Tensor, slot: int) -> Tensor:
-    """What rounding adds to ``g`` in its product with the factor ``slot``."""
+    """The error that rounding adds to ``g`` in its product with the factor ``slot``."""
 
     def of(g: Tensor) -> Rounding:
         of_g, _ = gradient_roundings(plan, call, g, slot, call.seed)
@@ -77,7 +77,7 @@ def _gradient_error(plan: Plan, call: Call, g: Tensor, slot: int) -> Tensor:
 
 
 def _error_of(rounding: Callable[[Tensor], Rounding], x: Tensor) -> Tensor:
-    """What rounding adds to an operand, where its values are an orthogonal transform of it: the transpose undoes it."""
+    """The error that rounding adds to an operand. An orthogonal transform before it is undone by its transpose."""
     with torch.enable_grad():
         whole = x.detach().requires_grad_()
         of_x = rounding(whole)
