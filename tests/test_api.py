@@ -104,6 +104,14 @@ def test_a_rule_that_matches_nothing_offers_near_names() -> None:
         residual_net(pins=(Pin("mlp.O", Precision(8, 8)),))
 
 
+def test_a_rule_for_the_first_layer_of_a_model_that_begins_with_an_embedding() -> None:
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 9))
+    config = FracConfig(method="static", pins=(Pin("first", Precision(8, 8)),))
+    with pytest.raises(RuleError, match=r"'first' \(.*begins with an embedding\) matches none") as caught:
+        fractrainify(model, config=config, example_inputs=(torch.randint(9, (4, 5)),))
+    assert "mean 'first'" not in str(caught.value)
+
+
 def test_rules_pin_by_name_kind_and_place_and_the_last_one_wins() -> None:
     pins = (Pin("linear", Precision(8, 16)), Pin("mlp.2", Precision(6, 8)), Pin("last", Precision(8, 8)))
     precision = {op.name: op.precision.precision for op in residual_net(method="pfq", pins=pins).ops}

@@ -131,14 +131,21 @@ SETTINGS: dict[str, Settings] = {
     # Static precisions below FW-8/BW-8, for what schedules and choices have to beat at the same cost.
     **{
         f"fw-{forward}-bw-{backward}": {"precision": f"FW-{forward}/BW-{backward}"}
-        for forward, widths in {3: (6,), 4: (3, 4, 6, 8), 5: (3, 4, 6, 8), 6: (3, 4, 6, 8)}.items()
+        for forward, widths in {3: (6,), 4: (3, 4, 6, 8), 5: (3, 4, 6, 8), 6: (3, 4, 6, 8), 7: (4, 7)}.items()
         for backward in widths
     },
     "by-length": {"schedule": "by-length"},
+    # In float, which is the default, the first layer is a tenth of what static ResNet-20 costs, and the last one a third
+    # of what the language model of two layers costs, which begins with an embedding.
+    "ends-8": {"pins": ["first=FW-8/BW-8", "last=FW-8/BW-8"]},
+    "last-8": {"pins": ["last=FW-8/BW-8"]},
     # PFQ that ends below FW-8/BW-8.
     "stages-to-4": {"stages": "FW(3,3,4,4)/BW(6,6,6,6)"},
     "stages-to-5": {"stages": "FW(3,4,4,5)/BW(6,6,6,6)"},
     "stages-to-6": {"stages": "FW(3,4,5,6)/BW(6,6,6,6)"},
+    # The same with gradients at 4 bits, for ranges in which those have little noise.
+    "stages-4-to-6": {"stages": "FW(4,4,5,6)/BW(4,4,4,6)"},
+    "stages-4-to-8": {"stages": "FW(4,5,6,8)/BW(4,4,4,4)"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
     # Without the cheapest stages. Both take about three quarters of the MACs of static training.
     "stages-from-5": {"stages": "FW(5,6,7,8)/BW(8,8,8,8)"},

@@ -27,6 +27,12 @@ from fractrain_fx.passes.graph.facts import STAGE, TRAINED, Decision, Op, blocks
 
 __all__ = ["DecidePrecision"]
 
+# The labels that a rule can name, as a message explains them.
+_LABELS = {
+    "first": "what reads the model's floating-point inputs: nothing does in a model that begins with an embedding",
+    "last": "what no other contraction reads",
+    "depthwise": "convolutions with one channel in each group",
+}
 _MIXED = "its samples are in mixed order, so no gate can choose for each"
 
 
@@ -112,9 +118,10 @@ class DecidePrecision(PassBase):
                 )
             ]
             if not matched:
-                known = {op.name for op in ops} | {op.kind for op in ops} | {"first", "last", "depthwise"}
+                known = {op.name for op in ops} | {op.kind for op in ops} | set().union(*labels.values())
+                meaning = f" ({_LABELS[pin.pattern]})" if pin.pattern in _LABELS else ""
                 raise RuleError(
-                    f"the rule for {pin.pattern!r} matches none of the model's {len(ops)} contractions."
+                    f"the rule for {pin.pattern!r}{meaning} matches none of the model's {len(ops)} contractions."
                     f"{near(pin.pattern, known)} plan(model) lists them all"
                 )
             pins.update(dict.fromkeys(matched, pin))
