@@ -135,8 +135,8 @@ SETTINGS: dict[str, Settings] = {
         for backward in widths
     },
     "by-length": {"schedule": "by-length"},
-    # In float, which is the default, the first layer is a tenth of what static ResNet-20 costs, and the last one a third
-    # of what the language model of two layers costs, which begins with an embedding.
+    # In float, as they are by default, the first layer is a tenth of what static ResNet-20 costs, and the last one a
+    # third of what the language model of two layers costs, which begins with an embedding.
     "ends-8": {"pins": ["first=FW-8/BW-8", "last=FW-8/BW-8"]},
     "last-8": {"pins": ["last=FW-8/BW-8"]},
     # PFQ that ends below FW-8/BW-8.

@@ -18,10 +18,11 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.model.saved.folder import Weights
 from fractrain_fx.training.data import DataSet, make_loader
 from fractrain_fx.training.data.loader import Share
+from fractrain_fx.training.graphs import CHOSEN, OwnGradients, mode_of_run
 from fractrain_fx.training.length import RunLength
 from fractrain_fx.training.optim import make_optimizer, make_scheduler
 from fractrain_fx.training.processes import make_accelerator, random_state, set_random_state
-from fractrain_fx.training.settings import TrainSettings
+from fractrain_fx.training.settings import CUDA_GRAPHS, TrainSettings
 
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
@@ -36,6 +37,7 @@ class Prepared:
         accelerator: accelerate's object for backward and for differences between processes.
         loader: gives this process's batches.
         length: the number of batches of an epoch and of the run.
+        compile_mode: mode of ``torch.compile`` for the whole model; ``None``: it is not compiled whole.
         module: the model as training calls it: on its device, compiled, joined with the other processes.
         optimizer: has the parameters of the model and of the gates.
         scheduler: sets its learning rates.
@@ -65,6 +67,9 @@ class Prepared:
         if settings.compile_segments:
             model.compile_segments()
         self._model, self._sharded = model, settings.shard
+        batches = self.length.batches_before(self.length.epochs)
+        self.compile_mode = mode_of_run(settings, accelerator.device, batches)
+        self._graphs = OwnGradients(model.parameters()) if self.compile_mode in CUDA_GRAPHS else None
         self.module: Any
         self.optimizer: Any
         if settings.shard:
@@ -73,7 +78,7 @@ class Prepared:
             self.optimizer = accelerator.prepare(optimizer)
         else:
             optimizer = make_optimizer(model, settings, data.task)
-            module = torch.compile(model, mode=settings.compile_mode) if settings.compile else model
+            module = model if self.compile_mode is None else torch.compile(model, mode=self.compile_mode)
             self.module, self.optimizer = accelerator.prepare(module, optimizer)
         self.scheduler = make_scheduler(optimizer, settings, self.length.epoch_steps)
 
@@ -91,11 +96,15 @@ class Prepared:
         """The context of a batch: gradients are averaged over the processes in the last batch of a step."""
         if self._sharded:
             self._model.set_requires_gradient_sync(step_ends)
+        if self._graphs is not None:
+            torch.compiler.cudagraph_mark_step_begin()
         if self._sharded or step_ends:
             yield
         else:
             with self.accelerator.no_sync(self.module):
                 yield
+            if self._graphs is not None:
+                self._graphs.take()
 
     def test(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """This process's test batches, each with whether it counts.
@@ -116,6 +125,12 @@ class Prepared:
     def alone(self) -> Any:
         """``module`` without DDP, whose forward waits for the other processes."""
         return self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+
+    @property
+    def place(self) -> str:
+        """Where and how the model is trained, for the log."""
+        chosen = self._settings.compile is None and self.compile_mode is not None
+        return f"{self.accelerator.device}{CHOSEN if chosen else ''}"
 
     @property
     def rate(self) -> float:

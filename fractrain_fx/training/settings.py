@@ -24,6 +24,8 @@ MixedPrecision = Literal["no", "fp16", "bf16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 GateLr = Literal["peak", "model"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+CUDA_GRAPHS: tuple[CompileMode, ...] = ("reduce-overhead", "max-autotune")
+"""The modes that launch a step as CUDA graphs."""
 
 _NO_MATTER = ("device", "workers", "data_dir")  # a run may continue with other values of these settings
 _SEEDS = 2**32  # NumPy takes no larger seed
@@ -57,9 +59,10 @@ class TrainSettings:
         seed: seed of weights, order of samples and rounding noise.
         device: ``auto`` (accelerate decides), ``cpu``, ``cuda`` or ``mps``.
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.
-        compile: use ``torch.compile`` on the whole model.
+        compile: use ``torch.compile`` on the whole model. By default a run of 3,000 batches or more on an NVIDIA GPU
+            does, as CUDA graphs, unless it is sharded, compiled by segment, checkpointed or in ``fp16``.
         compile_mode: mode of ``torch.compile``. ``reduce-overhead`` launches a step as CUDA graphs, which on a GPU is
-            far quicker for small layers; the gradients of several batches cannot be added up there.
+            far quicker for small layers.
         compile_segments: compile the parts of the model one by one, for a shorter first step; also with ``shard``.
         checkpointing: keep fewer activations: backward computes those of a part of the model again.
         shard: split parameters, gradients and optimizer state over the processes (FSDP2), by parts of the model.
@@ -85,7 +88,7 @@ class TrainSettings:
     seed: int = 0
     device: Device = "auto"
     mixed_precision: MixedPrecision = "no"
-    compile: bool = False
+    compile: bool | None = None
     compile_mode: CompileMode = "default"
     compile_segments: bool = False
     checkpointing: bool = False
@@ -114,11 +117,6 @@ class TrainSettings:
             )
         if self.compile_mode != "default" and not self.compile:
             raise ConfigError(f"compile_mode={self.compile_mode!r} changes nothing without compile")
-        if self.compile_mode in ("reduce-overhead", "max-autotune") and self.accumulate > 1:
-            raise ConfigError(
-                f"accumulate={self.accumulate} with compile_mode={self.compile_mode!r} is not possible: each run of a "
-                "CUDA graph overwrites the gradients of the one before. Leave out one of the two"
-            )
         if self.workers < 0:
             raise ConfigError(f"workers={self.workers} must be at least 0")
         _check_seed("seed", self.seed)

@@ -132,7 +132,7 @@ class Trainer:
             if loud := summarize(self.model).loud:
                 log.say(loud, LOUD)
             text = announcement(self.label, self.model, self.data.name, self.engine)
-            log.say(f"{text}; {self._accelerator.device}" + ("" if self.out is None else f"; run folder {self.out}"))
+            log.say(f"{text}; {self._prepared.place}" + ("" if self.out is None else f"; run folder {self.out}"))
             if (rounding := self.model._state.rounding).reason:
                 log.say(str(rounding))
             if begins:

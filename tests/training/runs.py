@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from fractrain_fx.config import CostTargets, PrecisionStages, RunConfig
 from fractrain_fx.training import RunSettings, TrainSettings
+from fractrain_fx.training.trainer import Trainer
 from tests.build import paper
 
-__all__ = ["TINY", "quiet", "settings"]
+__all__ = ["TINY", "quiet", "settings", "weights"]
 
 TINY = Path(__file__).with_name("tiny.py")
 
@@ -30,3 +32,8 @@ def settings(method: str = "fractrain", function: str = "net", epochs: int = 2, 
 
 def quiet() -> Console:
     return Console(quiet=True)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """The state of its model, as it is now."""
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}

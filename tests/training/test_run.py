@@ -19,23 +19,13 @@ from fractrain_fx.errors import ConfigError, DataError, ModelError, RunError, Ta
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, resume_run
 from fractrain_fx.training.folder.checkpoint import save_checkpoint
 from fractrain_fx.training.run import hold_folder
-from fractrain_fx.training.trainer import Trainer
-
-TINY = Path(__file__).with_name("tiny.py")
+from tests.training.runs import TINY, quiet, weights
 
 
 def settings(setting: str, **changes: object) -> RunSettings:
     loop = TrainSettings(epochs=2, batch_size=32, lr=0.05, device="cpu")
     run = RunSettings(f"{TINY}:net", image_size=8, subset=200, setting=setting, train=loop, frac=FracConfig())  # type: ignore[arg-type]
     return replace(run, **changes)  # type: ignore[arg-type]
-
-
-def quiet() -> Console:
-    return Console(quiet=True)
-
-
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
 @pytest.mark.parametrize(("setting", "classes"), [("adaptation", 5), ("fine-tuning", 10)])

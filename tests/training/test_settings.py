@@ -111,7 +111,6 @@ def test_the_method_knows_the_length_of_the_run() -> None:
         ({"compile": True, "compile_segments": True}, "leave out one of the two"),
         ({"compile_mode": "reduce-overhead"}, "changes nothing without compile"),
         ({"compile": True, "compile_mode": "fast"}, "write one of default, reduce-overhead"),
-        ({"compile": True, "compile_mode": "reduce-overhead", "accumulate": 2}, "overwrites the gradients"),
         ({"shard": True, "mixed_precision": "fp16"}, "bf16"),
         ({"method": "fractran"}, "'fractrain'"),
         ({"epochs": 0}, "^epochs=0 must be at least 1"),

@@ -28,11 +28,7 @@ from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.trainer import Trainer
 from tests.training.data.layouts import tensors
 from tests.training.folder.rewritten import rewrite
-from tests.training.runs import quiet, settings
-
-
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+from tests.training.runs import quiet, settings, weights
 
 
 @pytest.mark.parametrize("method", ["float", "static", "pfq", "dfq", "fractrain", "slu"])
