@@ -1,9 +1,10 @@
-"""Count the kernels that an eager training step launches on a GPU, without a GPU.
+"""Count the kernels that a training step launches on a GPU, without a GPU.
 
 ``python -m benchmarks.launches --models transformer-base`` runs the step on the meta device, where tensors have shapes
 and no values. An operator of torch that computes counts as one kernel; views, empty memory and reads of sizes count as
 none. The package's Triton kernels are counted, not launched. A library may use more kernels than one for an
-operator (a sum of a large tensor, cuDNN), so the numbers are for comparing methods.
+operator (a sum of a large tensor, cuDNN), so the numbers are for comparing methods. ``--compiled`` counts the calls in
+the code that Inductor generates for the step.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.compiled_launches import compiled_launches
 from benchmarks.step.methods import config_of, spread_choices
 from benchmarks.step.subjects import SUBJECTS, Subject
 from fractrain_fx import Engine, Precision, fractrainify
 from fractrain_fx.kernels.triton import fit
 from fractrain_fx.native.choice import MEANING
 
-__all__ = ["METHODS", "launches"]
+__all__ = ["METHODS", "launches", "launches_compiled"]
 
 METHODS = ("float", "pfq", "dfq", "mxfp8", "mxfp4", "nvfp4", "fp8")
 """The methods that are counted; the rounding ones by Triton kernels."""
@@ -52,23 +54,36 @@ def launches(subject: Subject, method: str, *, kernels: bool = True) -> Counter[
         method: one of :data:`METHODS`.
         kernels: whether Triton kernels round.
     """
-    torch.manual_seed(0)
     x, y = subject.data(subject.batch["cpu"])
-    model: nn.Module = subject.build()
-    finish: Callable[[Tensor], Tensor] = _same
-    if method != "float":
-        config = config_of(method).replace(**{"run.backend": "auto" if kernels else "plain", "run.compared_calls": 0})
-        with patch.dict(os.environ, {MEANING: "cuda"}):
-            rewritten = fractrainify(model, config=config, example_inputs=(x[:2],)).to("meta").train()
-        spread_choices(rewritten, len(x))
-        if method == "pfq":
-            rewritten.set_precision(Precision(4, 8))  # the middle stage
-        model, finish = rewritten, Engine(rewritten).loss
+    with patch.dict(os.environ, {MEANING: "cuda"}):
+        model, finish = _made(subject, method, x, "auto" if kernels else "plain")
     model = model.to("meta").train()
     found: Counter[str] = Counter()
     with _triton_counted(found), _Counting(found):
         finish(subject.loss(model(x.to("meta")), y.to("meta"))).backward()
     return found
+
+
+def launches_compiled(subject: Subject, method: str) -> Counter[str]:
+    """The kernels of a compiled step of a model, by kind; all but the engine's part of the loss is compiled."""
+    x, y = subject.data(subject.batch["cpu"])
+    model, finish = _made(subject, method, x, "plain")
+    return compiled_launches(model.train(), lambda compiled: finish(subject.loss(compiled(x), y)))
+
+
+def _made(subject: Subject, method: str, x: Tensor, backend: str) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    """A model under a method, and what makes the loss of a step from the task's."""
+    torch.manual_seed(0)
+    model: nn.Module = subject.build()
+    if method == "float":
+        return model, _same
+    config = config_of(method).replace(**{"run.backend": backend, "run.compared_calls": 0})
+    rewritten = fractrainify(model, config=config, example_inputs=(x[:2],)).train()
+    spread_choices(rewritten, len(x))
+    finish = Engine(rewritten).loss
+    if method == "pfq":
+        rewritten.set_precision(Precision(4, 8))  # the middle stage
+    return rewritten, finish
 
 
 def _same(loss: Tensor) -> Tensor:
@@ -139,13 +154,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description="count launches without a GPU")
     parser.add_argument("--models", nargs="+", choices=tuple(SUBJECTS), default=["transformer-base", "resnet38"])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--plain", action="store_true", help="round by operators of torch, without Triton kernels")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--plain", action="store_true", help="round by operators of torch, without Triton kernels")
+    how.add_argument("--compiled", action="store_true", help="count a compiled step, beside float's eager step")
     options = parser.parse_args(arguments)
     table = Table("model", "method", "launches", "of float", "of them Triton")
     for name in options.models:
         base = launches(SUBJECTS[name], "float").total()
         for method in options.methods:
-            found = launches(SUBJECTS[name], method, kernels=not options.plain)
+            if options.compiled:
+                found = launches_compiled(SUBJECTS[name], method)
+            else:
+                found = launches(SUBJECTS[name], method, kernels=not options.plain)
             ours = sum(count for kernel, count in found.items() if kernel.startswith("triton"))
             table.add_row(name, method, f"{found.total():,}", f"{found.total() / base:.2f}", f"{ours:,}")
     Console().print(table)

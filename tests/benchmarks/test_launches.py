@@ -1,10 +1,10 @@
-"""Launches of an eager step, counted without a GPU: upper bounds, so that a step that launches more is noticed."""
+"""Launches of a step, counted without a GPU: upper bounds, so that a step that launches more is noticed."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.launches import launches
+from benchmarks.launches import launches, launches_compiled
 from benchmarks.step.subjects import Subject, next_token_loss, tokens
 from fractrain_fx.kernels.triton import fit
 from fractrain_fx.zoo.models.transformer import TransformerLM
@@ -35,3 +35,11 @@ def test_each_rounding_is_one_launch_by_kernels_and_many_without() -> None:
     # The six layers and two products of attention: both factors in each of the two passes, and six gradients.
     assert by_kernels["triton rounded"] == 38 and not any(name.startswith("triton") for name in plain)
     assert plain.total() - by_kernels.total() > 20 * 38
+
+
+# Counted: 80 under PFQ, and 44 for float.
+@pytest.mark.long
+def test_a_compiled_step_launches_fewer_kernels_than_an_eager_step_in_float() -> None:
+    found = {method: launches_compiled(SMALL, method) for method in ("float", "pfq")}
+    assert 7 < found["float"]["extern_kernels.addmm"] + found["float"]["extern_kernels.mm"] < 30
+    assert found["float"].total() < found["pfq"].total() <= 82 < launches(SMALL, "float").total()
