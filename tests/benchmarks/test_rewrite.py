@@ -44,6 +44,7 @@ def test_two_layers_of_llama_7b_are_planned_without_data() -> None:
     assert "not compared" in str(table)
 
 
+@pytest.mark.long
 def test_the_measurement_counts_nodes_in_proportion_to_layers() -> None:
     one, two, three = (without_data(layers, width=256)["nodes"] for layers in (1, 2, 3))
     assert three - two == two - one > 50

@@ -130,7 +130,7 @@ def test_the_dot_file_of_a_small_model_is_the_golden_one(
     assert drawn.read_text(encoding="utf-8") == golden.read_text(encoding="utf-8"), "pytest --regenerate renews it"
 
 
-@pytest.mark.parametrize("name", thinned(["vit_tiny_patch16_224", "t5"], 2))
+@pytest.mark.parametrize("name", thinned(["t5", "vit_tiny_patch16_224"], 2))
 def test_dot_is_read_back_with_every_op(name: str, tmp_path: Path) -> None:
     model = rewritten(name)
     (file,) = draw(model, tmp_path / "drawn.dot", level="ops")

@@ -54,6 +54,7 @@ def test_a_saved_model_of_transformers_needs_no_code(tmp_path: Path) -> None:
     assert difference(model(**inputs), again(**inputs)) < 1e-5
 
 
+@pytest.mark.long
 def test_a_saved_timm_model_names_its_architecture_where_that_says_enough(tmp_path: Path) -> None:
     import timm
 

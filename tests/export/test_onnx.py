@@ -15,6 +15,7 @@ from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import AffineConfig
 from fractrain_fx.errors import ExportError
 from tests.deployable import Convolutions, difference, llama, rewritten, vit
+from tests.models import thinned
 
 onnx = pytest.importorskip("onnx", reason="needs the extra: pip install 'fractrain_fx[export]'")
 ort = pytest.importorskip("onnxruntime", reason="needs the extra: pip install 'fractrain_fx[export]'")
@@ -54,7 +55,7 @@ def test_it_computes_what_evaluation_does_at_any_batch(images: FracModel, tmp_pa
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("levels", ["exact", "integer"])
+@pytest.mark.parametrize("levels", thinned(["integer", "exact"], 2))
 def test_batch_norms_fold_into_scales_whatever_their_sign(images: FracModel, tmp_path: Path, levels: Any) -> None:
     images.export(tmp_path, fold_batch_norm=True, levels=levels)
     x = torch.randn(3, *IMAGES[1:])
@@ -156,6 +157,7 @@ def test_layers_of_4_and_8_bits_stand_behind_a_clamp(tmp_path: Path) -> None:
     assert {onnx.TensorProto.INT4, onnx.TensorProto.INT8} <= kinds(tmp_path)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_language_model_takes_other_batches_and_lengths(tmp_path: Path) -> None:
     model = rewritten(llama())

@@ -151,6 +151,7 @@ def test_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
         Tuner(rewritten(bert(), rows, tokens), arguments(tmp_path), train_dataset=rows).train()
 
 
+@pytest.mark.long
 def test_a_stage_may_begin_at_any_step_or_token_and_a_resumed_run_goes_on_there(tmp_path: Path) -> None:
     rows = WhichModule(20)
     clock = Fixed((Steps(6),), every=Steps(3))
@@ -186,7 +187,7 @@ class Watched(Tuner):
         return torch.cat([torch.stack([choice.grad for choice in choices], dim=1) for choices in self.seen])
 
 
-@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("scaled", thinned([True, False], 2))
 def test_the_cost_term_is_as_strong_under_accumulation(scaled: bool, tmp_path: Path) -> None:
     rows = WhichModule(10)
     config = TWO_STAGES.replace(targets=(0.02, 0.03), gate=GateConfig(control="sign"))  # above it throughout: one sign

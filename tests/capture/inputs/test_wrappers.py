@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, plan
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.errors import CaptureError, ModelError
-from tests.models import Case, build
+from tests.models import Case, build, thinned
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def vit() -> nn.Module:
     return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["qkv"], modules_to_save=["head"]))
 
 
-@pytest.mark.parametrize("make", [gpt2, bert, vit])
+@pytest.mark.parametrize("make", thinned([gpt2, bert, vit], 3))
 def test_adapters_train_and_what_is_frozen_costs_no_gradient(make: Callable[[], nn.Module], tmp_path: Any) -> None:
     adapted = make()
     trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
