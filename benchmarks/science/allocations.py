@@ -8,6 +8,9 @@ settings (``TASK.yaml``).
 ``benchmarks.numerics.price`` measured it. ``ends-high-40``: the rule of thumb, 8 bits in the first and the last
 block, and one precision elsewhere. ``uniform-40``: one precision everywhere. The last two take the dearest precision
 that the budget allows.
+
+The first and last layer are float in all of them. ``--outer`` measures these layers too (``TASK-outer.json``), and
+writes the settings ``allocated-outer-40`` and ``uniform-outer-40``, which round them.
 """
 
 from __future__ import annotations
@@ -24,37 +27,39 @@ from typing import Any
 import torch
 import yaml
 
-from fractrain_fx import Precision, allocate, sensitivity
+from fractrain_fx import FracConfig, Pin, Precision, allocate, sensitivity
 from fractrain_fx.durable import write_text
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.training import RunSettings, new_run
 from fractrain_fx.training.data.loader import Share, by_name, make_loader
 
-__all__ = ["allocated_settings", "settings_under"]
+__all__ = ["allocated_settings", "settings_under", "settings_with_outer"]
 
 FOLDER = Path(__file__).parent / "allocations"
 BUDGETS = (40, 55, 70)
 _FULL, _LEAST = Precision(8, 8), Precision(3, 4)
+_LADDER = [Precision(fw, bw) for fw, bw in product(range(2, 9), range(4, 9)) if fw <= bw <= fw + 2]
 _STEPS, _BATCHES = 200, 8
+_WITH_OUTER = "-outer"
 _ROUNDED = 0.49  # FW-4/BW-6 costs 40.4 %
+# The language model begins with an embedding, so no layer is its first.
+_OUTER = {"resnet20-16px": ("first", "last"), "characters": ("last",)}
 _NOISE_PRICES = {"resnet20-16px": 0.3, "characters": 0.04}  # docs/results/noise-price.jsonl
 
 
 @cache
 def allocated_settings(task: str) -> Mapping[str, Mapping[str, Any]]:
     """The settings that were found for a task, by name; empty if none were."""
-    path = FOLDER / f"{task}.yaml"
-    if not path.is_file():
-        return {}
-    found: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = {}
+    for name in (task, f"{task}{_WITH_OUTER}"):
+        if (path := FOLDER / f"{name}.yaml").is_file():
+            found |= yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
 
 
 def settings_under(found: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
     """The settings of every rule, and every budget within reach, from the sensitivities of a task's model."""
     settings: dict[str, dict[str, Any]] = {}
-    ladder = [Precision(fw, bw) for fw, bw in product(range(2, 9), range(4, 9)) if fw <= bw <= fw + 2]
-    ladder.sort(key=lambda each: (found.cost(each), each.fw))
     ends = {found.measured[0].block, found.measured[-1].block}
     for per_cent in BUDGETS:
         budget = (per_cent + _ROUNDED) / 100 * found.cost(_FULL)
@@ -64,24 +69,39 @@ def settings_under(found: Sensitivities, task: str) -> dict[str, dict[str, Any]]
         if (price := _NOISE_PRICES.get(task)) is not None:
             chosen = allocate(found, budget, noise_price=price)
             settings[f"priced-{per_cent}"] = {"pins": [str(pin) for pin in chosen.pins]}
-        mixed = {each: {op.name: _FULL if op.block in ends else each for op in found.measured} for each in ladder}
-        high = _dearest(ladder, budget, {each: found.cost(bits) for each, bits in mixed.items()})
+        mixed = {each: {op.name: _FULL if op.block in ends else each for op in found.measured} for each in _LADDER}
+        high = _dearest(budget, {each: found.cost(bits) for each, bits in mixed.items()})
         if high is not None:
             rules = [f"{op.name}={_FULL}" for op in found.measured if op.block in ends]
             settings[f"ends-high-{per_cent}"] = {"precision": str(high), "pins": rules}
-        flat = _dearest(ladder, budget, {each: found.cost(each) for each in ladder})
+        flat = _dearest(budget, {each: found.cost(each) for each in _LADDER})
         if flat is not None:
             settings[f"uniform-{per_cent}"] = {"precision": str(flat)}
     return settings
 
 
-def _dearest(ladder: list[Precision], budget: float, costs: Mapping[Precision, float]) -> Precision | None:
-    fitting = [each for each in ladder if costs[each] <= budget]
+def settings_with_outer(found: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
+    """The settings of every budget that round the first and last layer too; 100 % is what both cost in float."""
+    settings: dict[str, dict[str, Any]] = {}
+    whole = Sensitivities.from_json(FOLDER / f"{task}.json").cost(_FULL)
+    for per_cent in BUDGETS:
+        budget = (per_cent + _ROUNDED) / 100 * whole
+        pins = allocate(found, budget, noise_price=_NOISE_PRICES[task]).pins
+        settings[f"allocated-outer-{per_cent}"] = {"pins": [str(pin) for pin in pins]}
+        flat = _dearest(budget, {each: found.cost(each) for each in _LADDER})
+        if flat is not None:
+            rules = [f"{label}={flat}" for label in _OUTER[task]]
+            settings[f"uniform-outer-{per_cent}"] = {"precision": str(flat), "pins": rules}
+    return settings
+
+
+def _dearest(budget: float, costs: Mapping[Precision, float]) -> Precision | None:
+    fitting = [each for each, cost in costs.items() if cost <= budget]
     return max(fitting, key=lambda each: (costs[each], each.fw), default=None)
 
 
-def measure(task: str, data_dir: str | None, steps: int, seed: int) -> Sensitivities:
-    """The sensitivities of a task's model after some steps in float."""
+def measure(task: str, data_dir: str | None, steps: int, seed: int, outer: bool) -> Sensitivities:
+    """The sensitivities of a task's model after some steps in float; with ``outer`` its first and last layer's too."""
     from benchmarks.science.named import TASKS
 
     values = dict(TASKS[task]) | {"method": "float", "compile": False}
@@ -94,7 +114,10 @@ def measure(task: str, data_dir: str | None, steps: int, seed: int) -> Sensitivi
         trainer.fit()
     loader = make_loader(trainer.data, Share(settings.train.batch_size, seed, torch.device("cpu")))
     batches = by_name(loader.train(steps, _BATCHES), trainer.input_name)
-    return sensitivity(trainer.model, batches, criterion=trainer.objective.criterion)
+    if not outer:
+        return sensitivity(trainer.model, batches, criterion=trainer.objective.criterion)
+    config = FracConfig(method="static", pins=[Pin(label, _FULL) for label in _OUTER[task]])
+    return sensitivity(trainer.model.restore(), batches, criterion=trainer.objective.criterion, config=config)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -103,22 +126,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data-dir", help="folder of the data sets' files")
     parser.add_argument("--steps", type=int, default=_STEPS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--outer", action="store_true", help="measure and allocate the first and last layer too")
     parser.add_argument("--measured", action="store_true", help="allocate anew from the file that was measured before")
     options = parser.parse_args(argv)
     FOLDER.mkdir(exist_ok=True)
     for task in options.task:
-        measured = FOLDER / f"{task}.json"
+        name = f"{task}{_WITH_OUTER}" if options.outer else task
+        measured = FOLDER / f"{name}.json"
         if options.measured:
             found = Sensitivities.from_json(measured)
         else:
-            found = measure(task, options.data_dir, options.steps, options.seed)
+            found = measure(task, options.data_dir, options.steps, options.seed, options.outer)
             found.to_json(measured)
         command = (
-            f"# python -m benchmarks.science.allocations --task {task} --steps {options.steps} --seed {options.seed}"
+            f"python -m benchmarks.science.allocations --task {task} --steps {options.steps} --seed {options.seed}"
         )
-        text = yaml.safe_dump(settings_under(found, task), sort_keys=False, width=120)
-        write_text(FOLDER / f"{task}.yaml", f"{command}\n{text}")
-        print(f"{task}: loss {found.loss:.3f}, written to {FOLDER / task}.yaml")
+        settings = (settings_with_outer if options.outer else settings_under)(found, task)
+        text = yaml.safe_dump(settings, sort_keys=False, width=120)
+        write_text(FOLDER / f"{name}.yaml", f"# {command}{' --outer' if options.outer else ''}\n{text}")
+        print(f"{task}: loss {found.loss:.3f}, written to {FOLDER / name}.yaml")
     return 0
 
 

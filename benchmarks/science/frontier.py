@@ -25,13 +25,15 @@ _SLACK = 2.0
 # A static precision is a rival of what costs up to this much more.
 _REACH = 10.0
 _OWN_FORMATS = ("dorefa", "wageubn", "bf16")
-# Settings that make a curve of their own of a method, and its name.
+# Words in a setting that make a curve of their own of a method, and its name. Outer layers are float by default.
 _APART = {
     "samples": "ranges of samples",
     "rows": "ranges of rows",
     "allocated": "allocated",
     "priced": "allocated",
-    "ends": "first and last high",
+    "ends": "first and last block high",
+    "outer": "outer layers too",
+    "last": "outer layers too",
 }
 
 
@@ -44,8 +46,8 @@ class _Point(NamedTuple):
     @property
     def curve(self) -> str:
         """The method, and in words what sets its runs apart."""
-        parts = {part.split("-")[0] for part in self.group.setting.split("+")}
-        return ", ".join([self.group.method, *(words for name, words in _APART.items() if name in parts)])
+        parts = set(self.group.setting.replace("+", "-").split("-"))
+        return ", ".join([self.group.method, *dict.fromkeys(words for name, words in _APART.items() if name in parts)])
 
     @property
     def static(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.science.allocations import FOLDER, allocated_settings, settings_under
+from benchmarks.science.allocations import FOLDER, allocated_settings, settings_under, settings_with_outer
 from benchmarks.science.grid import GRIDS, Run
 from fractrain_fx import Pin, Precision
 from fractrain_fx.config import FracConfig
@@ -12,27 +12,39 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.training import RunSettings
 
-TASKS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+TASKS = ("characters", "resnet20-16px")
+
+
+def measured(task: str) -> Sensitivities:
+    return Sensitivities.from_json(FOLDER / f"{task}.json")
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_settings_are_those_of_the_measured_sensitivities(task: str) -> None:
-    found = Sensitivities.from_json(FOLDER / f"{task}.json")
-    assert settings_under(found, task) == allocated_settings(task)
+    expected = settings_under(measured(task), task) | settings_with_outer(measured(f"{task}-outer"), task)
+    assert allocated_settings(task) == expected
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_setting_keeps_its_budget(task: str) -> None:
-    found = Sensitivities.from_json(FOLDER / f"{task}.json")
+    full = measured(task).cost("FW-8/BW-8")
     for name, values in allocated_settings(task).items():
+        found = measured(f"{task}-outer" if "outer" in name else task)
         config = RunSettings.from_dict({"method": "static", **values}).frac
         own = {pin.pattern: pin.stages[0] for pin in config.pins}
         bits = {op.name: own.get(op.name, config.precision) for op in found.measured}
-        share = 100 * found.cost(bits) / found.cost("FW-8/BW-8")
         budget = int(name.rpartition("-")[2])
-        assert budget - 10 < share < budget + 0.5
+        assert budget - 10 < 100 * found.cost(bits) / full < budget + 0.5
         if name.startswith("ends-high"):
             assert bits[found.measured[0].name] == bits[found.measured[-1].name] == Precision(8, 8)
+        if name.startswith("uniform-outer"):
+            assert set(own.values()) == {config.precision} and set(own) <= {"first", "last"}
+
+
+def test_outer_layers_are_float_unless_they_were_measured() -> None:
+    for task, outer in zip(TASKS, (["lm_head"], ["conv1", "fc"]), strict=True):
+        assert [op.name for op in measured(task).ops if op.fixed == 32] == outer
+        assert not [op.name for op in measured(f"{task}-outer").ops if op.fixed == 32]
 
 
 def test_the_grid_has_them_for_three_seeds() -> None:

@@ -192,16 +192,19 @@ def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(t
         record("static", 20, 60.0, 28.0, setting="fw-3-bw-6"),
         record("pfq", 20, 77.5, 41.0),
         record("static", 20, 76.5, 39.0, setting="samples+fw-4-bw-6"),
+        record("static", 20, 76.2, 40.0, setting="outer-8+fw-5-bw-6"),
+        record("static", 20, 76.1, 40.0, setting="allocated-outer-40"),
         record("dfq", 20, 79.0, 69.0),
         record("fractrain", 12, 99.0, 10.0),
     ]
     words = frontier(groups_of(records), "digits", 20, tmp_path / "frontier.svg")
     assert (tmp_path / "frontier.svg").read_text().startswith("<svg")
     assert [line.split("|")[1:] for line in words.splitlines() if line.startswith("| 40 %")] == [
-        [" 40 % ", " 76.00 ", " 76.50 ", " 77.50 ", "  ", ""]
+        [" 40 % ", " 76.00 ", " 76.10 ", " 76.20 ", " 76.50 ", " 77.50 ", "  ", ""]
     ]
     assert "| pfq | 41 % | 1.50 points better | `fw-4-bw-6` | 1 |" in words
     assert "| static, ranges of samples | 39 % | 0.50 points better | `fw-4-bw-6` | 1 |" in words
+    assert "| static, allocated, outer layers too | 40 % | 0.10 points better | `fw-4-bw-6` | 1 |" in words
     assert "| dfq | 69 %" not in words and "99.00" not in words  # no static precision of about 69 %; another length
 
 
