@@ -27,8 +27,8 @@ TASKS: dict[str, Settings] = {
     "mobilenetv2-16px-stem": {**_MOBILE, "pins": ["depthwise=FW-8/BW-16", "first=FW-8/BW-8"]},
     "digits": {"model": "zoo:resnet20", "data": "digits", "image_size": 16, "batch_size": 32},
     "digits-tiny": {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "batch_size": 32, "subset": 96},
-    # 4 epochs of tiny-shakespeare are 1,960 steps; the rate rises over the first 100. Its first 1,003,854 characters (90 %)
-    # are train.txt, the others test.txt.
+    # 4 epochs of tiny-shakespeare are 1,960 steps; the rate rises over the first 100. train.txt has its first 1,003,854
+    # characters (90 %), test.txt the others.
     "characters": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3, "warm_up": 0.05},
     # A network trained in float on one half of the samples, and then on the other half at a tenth of the rate.
     "resnet20-fine-tuning": {
