@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import operator
 import re
 import types
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.graph import inplace_methods
 
 __all__ = [
     "ADDS",
@@ -67,32 +69,8 @@ DATA_DEPENDENT = frozenset(
 )
 """Names of calls whose result has a shape that depends on values."""
 
-_BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
-_COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
-_UNARY = ("neg", "pos", "invert")
-_IN_PLACE = ("iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
-IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in ("setitem", "ilshift", "irshift", *_IN_PLACE))
+IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in inplace_methods)
 """Operators that write to their first operand."""
-
-# Methods that are operators when called with operands alone: both spellings come from ``x + y`` and the like.
-_OPERATORS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "matmul", "pow", "neg", *_COMPARED)},
-    **{f"__{name}__": getattr(operator, name) for name in (*_BINARY, *_COMPARED, *_UNARY, *_IN_PLACE)},
-    **{f"__{name}__": getattr(operator, name) for name in ("getitem", "setitem", "ilshift", "irshift")},
-    "__and__": operator.and_,
-    "__or__": operator.or_,
-    "__xor__": operator.xor,
-    "__abs__": operator.abs,
-    "__div__": operator.truediv,
-    "__idiv__": operator.itruediv,
-}
-_REFLECTED: Mapping[str, Callable[..., Any]] = {
-    **{f"__r{name}__": getattr(operator, name) for name in _BINARY},
-    "__rand__": operator.and_,
-    "__ror__": operator.or_,
-    "__rxor__": operator.xor,
-    "__rdiv__": operator.truediv,
-}
 
 
 def _methods() -> dict[int, str]:
@@ -106,6 +84,18 @@ def _methods() -> dict[int, str]:
 
 # Wrappers report odd names (``pow`` for ``__rpow__``), so methods are recognised by identity.
 _METHODS = _methods()
+
+_NAMES = {*_METHODS.values()} - {"abs", "index"}
+
+# Methods that are operators when called with operands alone: both spellings come from ``x + y`` and the like.
+_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    **{name: op for name, op in vars(operator).items() if name in _NAMES},
+    "__div__": operator.truediv,
+}
+_REFLECTED: Mapping[str, Callable[..., Any]] = {
+    reflected: op for name, op in _OPERATORS.items() if (reflected := f"__r{name[2:]}") in _NAMES
+}
+_ARITY = {op: len(inspect.signature(op).parameters) for op in _OPERATORS.values()}
 
 
 def call_name(target: Any) -> str:
@@ -146,17 +136,11 @@ def resolve(
     name = _METHODS.get(id(func))
     if name is None:
         return ("call_function", func), args
-    if name in _OPERATORS and not kwargs and len(args) == _arity(_OPERATORS[name]):
+    if name in _OPERATORS and not kwargs and len(args) == _ARITY[_OPERATORS[name]]:
         return ("call_function", _OPERATORS[name]), args
     if name in _REFLECTED and not kwargs and len(args) == 2:
         return ("call_function", _REFLECTED[name]), args[::-1]
     return ("call_method", name), args
-
-
-def _arity(op: Callable[..., Any]) -> int:
-    if op in (operator.neg, operator.pos, operator.invert, operator.abs):
-        return 1
-    return 3 if op is operator.setitem else 2
 
 
 def function_node(call: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 from torch.nn.modules import activation, batchnorm, dropout, normalization
 
+from fractrain_fx.capture.recording.ambient import computed_from
 from fractrain_fx.capture.sizes.guards import Guard, InputValues, Size
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import map_tensors, tensors_in
@@ -111,18 +113,14 @@ class Guards:
 
     def _failing(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> tuple[Guard, ...]:
         wanted = {size for guard in self.guards for size in guard.expression.sizes}
-        sizes: dict[Size, int] = {}
-        for size in wanted:
-            value = self._given(size.node, values)
-            if isinstance(value, Tensor) and size.dim < value.ndim:
-                sizes[size] = getattr(value, size.read)(size.dim)
+        sizes = _read(wanted, lambda node: self._given(node, values))
         known = (guard for guard in self.guards if guard.expression.sizes <= sizes.keys())
         found = tuple(guard for guard in known if not guard.holds(sizes))
         rest = wanted - sizes.keys()
         if found or not rest:
             return found
         sizes |= self._inner(rest, values, owner, model)
-        return tuple(guard for guard in self.guards if not _met(guard, sizes))
+        return tuple(guard for guard in self.guards if not guard.holds(sizes))
 
     def _given(self, node: Node, values: Sequence[Any]) -> Any:
         """The value of a node, if it is an input or a part of one."""
@@ -135,19 +133,25 @@ class Guards:
         return None
 
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
-        shapes_only = map_tensors(list(values), _without_data)
-        try:
-            with Snapshot(model, held=()).preserved(), torch.no_grad():
-                return _SizesWithoutData(owner, self._graph, wanted).found(shapes_only)
-        except Exception:  # values decide sizes, or foreign code reads them: this needs a run with data
-            if any(x.is_meta for x in tensors_in(values)):
-                return {}
+        run = _SizesWithoutData(owner, self._graph, wanted)
+        # An error shows that values decide sizes, or that foreign code reads them: this needs a run with data.
+        with contextlib.suppress(Exception), Snapshot(model, held=()).preserved(), torch.no_grad():
+            run.run(*map_tensors(list(values), _without_data))
+            return run.sizes
+        if any(x.is_meta for x in tensors_in(values)):
+            return {}
         run = _Sizes(owner, self._graph, wanted)
-        with Snapshot(model).preserved(), torch.no_grad():
-            try:
-                return run.found(map_tensors(list(values), lambda x: x.detach().clone()))
-            except Exception:  # the graph does not run with such sizes: the sizes before the error count
-                return run.sizes
+        # If the graph does not run with such sizes, the sizes before the error count.
+        with Snapshot(model).preserved(), torch.no_grad(), contextlib.suppress(Exception):
+            run.run(*map_tensors(list(values), lambda x: x.detach().clone()))
+        return run.sizes
+
+
+def _read(wanted: Iterable[Size], value_of: Callable[[Node], Any]) -> dict[Size, int]:
+    """Those of the wanted sizes whose tensors are known."""
+    values = ((size, value_of(size.node)) for size in wanted)
+    found = ((size, value) for size, value in values if isinstance(value, Tensor) and size.dim < value.ndim)
+    return {size: getattr(value, size.read)(size.dim) for size, value in found}
 
 
 class _Sizes(Interpreter):
@@ -161,18 +165,10 @@ class _Sizes(Interpreter):
         for size in wanted:
             self._wanted.setdefault(size.node, []).append(size)
 
-    def found(self, values: Sequence[Any]) -> dict[Size, int]:
-        """Run the graph; returns the sizes that were read."""
-        self.run(*values)
-        return self.sizes
-
     def run_node(self, n: Node) -> Any:
         """Read the wanted sizes of a node's value."""
         value = super().run_node(n)
-        if isinstance(value, Tensor):
-            for size in self._wanted.get(n, ()):
-                if size.dim < value.ndim:
-                    self.sizes[size] = int(getattr(value, size.read)(size.dim))
+        self.sizes |= _read(self._wanted.get(n, ()), lambda _: value)
         return value
 
 
@@ -226,26 +222,19 @@ def _without_data(x: Tensor) -> Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
 
 
-def _met(guard: Guard, sizes: dict[Size, int]) -> bool:
-    return guard.expression.sizes <= sizes.keys() and guard.holds(sizes)
-
-
-def _needed(graph: Graph, wanted: set[Node]) -> set[Node]:
+def _needed(graph: Graph, wanted: set[Node]) -> dict[Node, None]:
     """The wanted nodes, the nodes they are computed from, and the nodes that write to any of these."""
-    needed: set[Node] = set()
-    waiting = list(wanted)
-    while waiting:
-        while waiting:
-            node = waiting.pop()
-            if node not in needed:
-                needed.add(node)
-                waiting += node.all_input_nodes
-        writers = (node for node in graph.nodes if node.meta.get("effect") and node not in needed)
-        waiting += [node for node in writers if any(each in needed for each in node.all_input_nodes)]
+    needed = computed_from(wanted)
+    while writers := [
+        node
+        for node in graph.nodes
+        if node.meta.get("effect") and node not in needed and not needed.keys().isdisjoint(node.all_input_nodes)
+    ]:
+        needed |= computed_from(writers)
     return needed
 
 
-def _copied(graph: Graph, nodes: set[Node]) -> tuple[Graph, dict[Node, Node]]:
+def _copied(graph: Graph, nodes: Collection[Node]) -> tuple[Graph, dict[Node, Node]]:
     copy, moved = Graph(), dict[Node, Node]()
     of: Callable[[Node], Node] = moved.__getitem__
     for node in graph.nodes:

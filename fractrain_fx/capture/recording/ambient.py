@@ -26,7 +26,7 @@ from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
 from fractrain_fx.capture.source import by_library, is_within
 
-__all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "Types"]
+__all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "Types", "computed_from"]
 
 AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
@@ -142,7 +142,7 @@ class Ambient:
 
     def _sources(self, node: Node) -> RequiresGrad:
         """The parameters and inputs from which a node is computed."""
-        made_from = _sources([node])
+        made_from = computed_from([node])
         inputs = [place for place, x in enumerate(self.inputs) if self._writer.known(x) in made_from]
         names: dict[str, None] = {}
         for each in made_from:
@@ -202,12 +202,12 @@ class Types:
 
         A type can only come from inputs of the same kind: embeddings of 32-bit tokens have the type of the weight.
         """
-        reached = {kind: _sources(node for node, each in self._read if each is kind) for _, kind in self._read}
+        reached = {kind: computed_from(node for node, each in self._read if each is kind) for _, kind in self._read}
         found = ((i, self._writer.known(x), kind_of(x.dtype)) for i, x in enumerate(tensors))
         return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
 
 
-def _sources(nodes: Iterable[Node]) -> dict[Node, None]:
+def computed_from(nodes: Iterable[Node]) -> dict[Node, None]:
     """Nodes that are still in the graph, with all nodes that they are computed from."""
     found: dict[Node, None] = {}
     waiting = [node for node in nodes if not node._erased]

@@ -15,33 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.graph import magic_methods
 
 __all__ = ["Expression", "Guard", "InputValues", "Place", "Size", "holds_sizes", "place_of", "size_inputs"]
 
-_SIGNS = {
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.floordiv: "//",
-    operator.truediv: "/",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.lshift: "<<",
-    operator.rshift: ">>",
-    operator.and_: "&",
-    operator.or_: "|",
-    operator.xor: "^",
-}
+# How generated code writes operations on two operands, such as ``{} < {}``.
+_WRITTEN = {getattr(operator, name, None): words for name, words in magic_methods.items() if words.count("{}") == 2}
 # A grid has two or three sizes, a box four numbers.
 _NUMBERS = range(2, 5)
 
-_OPPOSITES = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+_OPPOSITES = {operator.lt: operator.ge, operator.le: operator.gt, operator.eq: operator.ne}
+_OPPOSITES |= {opposite: op for op, opposite in _OPPOSITES.items()}
 
 
 @dataclass(frozen=True)
@@ -115,8 +99,8 @@ class Expression:
         parts = [f"({each})" if _has_sign(each) else str(each) for each in self.operands]
         if self.op is operator.pos:
             return parts[0].removeprefix("(").removesuffix(")") if _has_sign(self.operands[0]) else parts[0]
-        if self.op in _SIGNS:
-            return f"{parts[0]} {_SIGNS[self.op]} {parts[1]}"
+        if self.op in _WRITTEN:
+            return _WRITTEN[self.op].format(*parts)
         return f"{getattr(self.op, '__name__', self.op)}({', '.join(map(str, self.operands))})"
 
 
@@ -137,10 +121,10 @@ class Guard:
     place: Place
 
     def holds(self, sizes: Mapping[Size, int]) -> bool:
-        """Whether Python would see the same for the given sizes."""
+        """Whether Python would see the same for the given sizes; not if they lack one that the condition reads."""
         try:
             found = self.expression.value(sizes)
-        except (ArithmeticError, ValueError, TypeError):
+        except (ArithmeticError, LookupError, ValueError, TypeError):
             return False
         return type(found) is type(self.value) and bool(found == self.value)
 
@@ -155,10 +139,9 @@ class Guard:
             return f"{expression} == {value}"
         if expression.op is bool:
             return f"{expression.operands[0]} {'!=' if value else '=='} 0"
-        if value or expression.op not in _SIGNS:
-            return str(expression) if value else f"not {expression}"
-        sign = _SIGNS[expression.op]
-        return str(expression).replace(f" {sign} ", f" {_OPPOSITES[sign]} ", 1) if sign in _OPPOSITES else str(value)
+        if not value and expression.op in _OPPOSITES:
+            return str(Expression(_OPPOSITES[expression.op], expression.operands))
+        return str(expression) if value else f"not {expression}"
 
 
 def place_of(frame: FrameType | None) -> Place:
@@ -177,7 +160,7 @@ def _reads(each: Any) -> bool:
 
 
 def _has_sign(each: Any) -> bool:
-    return isinstance(each, Expression) and each.op in _SIGNS
+    return isinstance(each, Expression) and each.op in _WRITTEN
 
 
 def _value(each: Any, sizes: Mapping[Size, int]) -> Any:
