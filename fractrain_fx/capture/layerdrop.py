@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from fractrain_fx.capture.replaced import replaced
 from fractrain_fx.capture.source import forward_code
 
 __all__ = ["dropped_in_graph"]
@@ -41,23 +42,18 @@ def dropped_in_graph(model: nn.Module) -> Iterator[list[str]]:
         Notes for the user, one for each stack of layers.
     """
     found = [each for path, module in model.named_modules() for each in _droppable(path, module) if each.rate > 0]
-    rates = [(each.holder, each.name, getattr(each.holder, each.name)) for each in found]
-    layers = [(layer, each.rate) for each in found for layer in each.layers if "forward" not in vars(layer)]
-    try:
-        for layer, rate in layers:
-            layer.forward = _drops(layer, layer.forward, rate)
-        for holder, name, _ in rates:
-            setattr(holder, name, 0.0)
-        yield [
-            f"{each.path or 'the model'} drops layers at random ({each.name}={rate:g}): every layer is computed and "
-            "counted, and a random number in the graph chooses between its input and its output"
-            for each, (_, _, rate) in zip(found, rates, strict=True)
-        ]
-    finally:
-        for layer, _ in layers:
-            vars(layer).pop("forward", None)
-        for holder, name, rate in rates:
-            setattr(holder, name, rate)
+    notes = [
+        f"{each.path or 'the model'} drops layers at random ({each.name}={each.rate:g}): every layer is computed and "
+        "counted, and a random number in the graph chooses between its input and its output"
+        for each in found
+    ]
+    layers = ((layer, each.rate) for each in found for layer in each.layers if "forward" not in vars(layer))
+    forwards = [(layer, "forward", _drops(layer, layer.forward, rate)) for layer, rate in layers]
+    with contextlib.ExitStack() as after, replaced(*forwards):
+        for each in found:
+            after.callback(setattr, each.holder, each.name, each.rate)
+            setattr(each.holder, each.name, 0.0)
+        yield notes
 
 
 def _droppable(path: str, module: nn.Module) -> Iterator[_Droppable]:

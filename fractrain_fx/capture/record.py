@@ -86,10 +86,7 @@ class Recording:
 
         The model keeps its buffers, attributes, hooks and random generators.
         """
-        values = self.call.bind(args, kwargs)
-        tensors = dict(zip(self.call.placeholders, values, strict=True))
-        implied = {name: value for name, value in self.call.implied if name not in kwargs}
-        example = Example(self.call, tensors, args, {**kwargs, **implied})
+        example = self.call.example(args, {**dict(self.call.implied), **kwargs})
         return first_difference(model, self.train if training else self.eval, self.plain[training], example, training)
 
     def other_types(self, model: nn.Module) -> str | None:
@@ -207,10 +204,9 @@ def _fill_caches(model: nn.Module, example: Example, surroundings: Surroundings)
     found: list[tuple[nn.Module, str, Tensor]] = []
     snapshot = Snapshot(model, surroundings)
     shapes = {(module, name): x.shape for module in model.modules() for name, x in _caches(module)}
-    call = example.renewed()
     try:
         with snapshot.preserved(), torch.no_grad():
-            model.eval()(*call.args, **call.kwargs)
+            example.run(model.eval())
             for module in model.modules():
                 found += [(module, name, x) for name, x in _caches(module) if shapes.get((module, name)) != x.shape]
     except Exception:  # a model may raise anything for inputs that it does not take

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.surroundings import Surroundings
 
-__all__ = ["LEVELS", "Generators", "Snapshot", "drawing", "in_mode", "preserved_random_state", "seeded"]
+__all__ = ["LEVELS", "Generators", "Snapshot", "in_mode", "preserved_random_state", "seeded", "set_level"]
 
 
 LEVELS = (2.0**-20, 0.3, 0.5, 0.7, 1 - 2.0**-20)
-"""Numbers that :func:`drawing` makes the generators give: nearly the ends of [0, 1), and between."""
+"""Numbers that :func:`set_level` makes the generators give: nearly the ends of [0, 1), and between."""
 
 
 class Generators:
@@ -55,21 +55,14 @@ def _state(generator: Any) -> Any:
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
-@contextlib.contextmanager
-def drawing(level: float) -> Iterator[None]:
+def set_level(level: float) -> None:
     """Let Python's and numpy's own generators give ``level`` at the next few hundred draws, then random numbers.
 
     Both are Mersenne twisters, whose output is an invertible function of one word of their state.
     """
-    python, numpy = random.getstate(), np.random.get_state()
     word = _untempered(int(level * 2**32))
     random.setstate((3, (word,) * 624 + (0,), None))
     np.random.set_state(("MT19937", np.full(624, word, np.uint32), 0, 0, 0.0))
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def _untempered(y: int) -> int:

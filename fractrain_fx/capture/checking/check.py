@@ -89,7 +89,7 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
             continue
         # Twice as many in evaluation, which needs no memory for gradients: code that takes a share of the batch shows.
         grown = {
-            train: example.on(*resize_batch(inputs, samples, axis, packed=packed))
+            train: example.spec.example(*resize_batch(inputs, samples, axis, packed=packed))
             for train, samples in ((False, 2 * size + 1), (True, size + 1))
         }
         try:

@@ -44,13 +44,13 @@ def locate(
     with plain_paths(value_free=True), torch.enable_grad():
         with snapshot.preserved(), seeded(), _outputs(model) as expected:
             snapshot.set_mode(trial.train)
-            model(*trial.example.args, **trial.example.kwargs)
+            trial.example.run(model)
         with snapshot.preserved(), seeded():
             snapshot.set_mode(trial.train)
             recorded.set_mode(trial.train)
             wanted = {node for returned in returns for node in returned.nodes if node is not None}
             values = _Values(recorded, graph or recorded.graph, wanted)
-            failed = values.run_until_error(*trial.example.tensors.values())
+            failed = values.run_until_error(*trial.example.renewed().tensors.values())
     calls: dict[str, int] = defaultdict(int)
     for returned in returns:
         call = calls[returned.path]
@@ -67,18 +67,14 @@ def locate(
 def _outputs(model: nn.Module) -> Iterator[dict[str, list[list[Tensor]]]]:
     """Copies of the tensors that each module returns, by path and call."""
     found: dict[str, list[list[Tensor]]] = defaultdict(list)
-    handles = []
-    for path, module in model.named_modules():
+    with contextlib.ExitStack() as hooks:
+        for path, module in model.named_modules():
 
-        def keep(_: nn.Module, __: Any, output: Any, path: str = path) -> None:
-            found[path].append([x.detach().clone() for x in tensors_in(output)])
+            def keep(_: nn.Module, __: Any, output: Any, path: str = path) -> None:
+                found[path].append([x.detach().clone() for x in tensors_in(output)])
 
-        handles.append(module.register_forward_hook(keep))
-    try:
+            hooks.enter_context(module.register_forward_hook(keep))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Values(Interpreter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Container, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,12 +197,10 @@ def _gradients_one_by_one(loss: Tensor | None, leaves: dict[str, Tensor], read: 
 
     if loss is None or not leaves:
         return
-    handles = [x.register_hook(reader(name)) for name, x in leaves.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, x in leaves.items():
+            hooks.enter_context(x.register_hook(reader(name)))
         torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def digest(x: Tensor) -> Digest:

@@ -19,7 +19,7 @@ from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.replaced import replaced
 from fractrain_fx.capture.source import is_within
-from fractrain_fx.capture.state import LEVELS, Generators, Snapshot, drawing, seeded
+from fractrain_fx.capture.state import LEVELS, Generators, Snapshot, seeded, set_level
 
 __all__ = ["draws"]
 
@@ -54,17 +54,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _call(snapshot: Snapshot, example: Example, train: bool) -> Any:
-    call = example.renewed()
-    snapshot.set_mode(train)
-    return snapshot.model(*call.args, **call.kwargs)
-
-
 def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> list[Obstacle]:
     """The lines that draw, found by comparing generators whenever a function returns."""
-    paths: dict[int, str] = {}
-    for path, module in snapshot.model.named_modules():
-        paths.setdefault(id(module), path)
+    paths = {id(module): path for path, module in snapshot.model.named_modules()}
     found: dict[tuple[str, str], Obstacle] = {}
     state = generators.states()
 
@@ -82,10 +74,11 @@ def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: 
         )
         found.setdefault((module, line), Obstacle(module, cause, tuple(callees(at, paths)), line))
 
+    snapshot.set_mode(train)
     profile = sys.getprofile()
     sys.setprofile(event)
     try:
-        _call(snapshot, example, train)
+        example.run(snapshot.model)
     finally:
         sys.setprofile(profile)
     return list(found.values())
@@ -117,8 +110,10 @@ def _matters(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNo
     kept = [(each.name, *placed(each, snapshot.model)) for each in one_nodes.callees]
     same = [(owner, name, _with_a_seed(real)) for name, owner, real in kept]
     for level in LEVELS:
-        with snapshot.preserved(), seeded(), drawing(level), replaced(*same), _quiet():
-            output = _call(snapshot, example, train)
+        with snapshot.preserved(), seeded(), replaced(*same), _quiet():
+            snapshot.set_mode(train)
+            set_level(level)
+            output = example.run(snapshot.model)
         if level is LEVELS[0]:
             first = output
         elif difference(first, output) is not None:

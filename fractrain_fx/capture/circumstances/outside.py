@@ -165,9 +165,8 @@ def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Acce
         snapshot.set_mode(train)
         for _ in range(2):
             snapshot.restore_tensors()
-            call = example.renewed()
             with seeded():
-                outputs.append(model(*call.args, **call.kwargs))
+                outputs.append(example.run(model))
             after.append([copied(each.present()) for each in changed])
     moving = [each for each, *values in zip(changed, *after, strict=True) if _moves(*values)]
     return moving, has_data(model) and difference(*outputs) is not None

@@ -85,6 +85,10 @@ class CallSpec:
             )
         return tuple(values)
 
+    def example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
+        """A call of this form."""
+        return Example(self, dict(zip(self.placeholders, self.bind(args, kwargs), strict=True)), args, kwargs)
+
 
 def _require(name: str, value: Any, recorded: Any) -> None:
     if not fits(recorded, value):
@@ -110,15 +114,15 @@ class Example:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
-        """The same form of call with other values."""
-        values = self.spec.bind(args, kwargs)
-        return Example(self.spec, dict(zip(self.spec.placeholders, values, strict=True)), args, kwargs)
-
     def renewed(self) -> Example:
         """The same call on copies of its tensors, with their strides: a model may write to its inputs."""
         values = (self.args, self.kwargs)
-        return self.on(*map_tensors(values, lambda x: _copied(x.detach()).requires_grad_(x.requires_grad)))
+        return self.spec.example(*map_tensors(values, lambda x: _copied(x.detach()).requires_grad_(x.requires_grad)))
+
+    def run(self, model: nn.Module) -> Any:
+        """The output of a model for such copies."""
+        call = self.renewed()
+        return model(*call.args, **call.kwargs)
 
 
 def _copied(x: Tensor) -> Tensor:
