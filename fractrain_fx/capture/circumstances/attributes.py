@@ -146,7 +146,7 @@ class Attributes:
         return [each for each in found if isinstance(each.present(), Tensor) or not same(each.value, each.present())]
 
     def _getter(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-        places, recorder = self._places, self._recorder
+        places, ambient, writer = self._places, self._recorder.ambient, self._recorder.writer
 
         def read(holder: Any, name: str) -> Any:
             try:
@@ -156,8 +156,8 @@ class Attributes:
                     self._note_read(holder, name, ABSENT)
                 raise
             if name == "training" and id(holder) in places:
-                recorder.ambient.read_mode(places[id(holder)][1], value, sys._getframe(1))
-            if name == "__dict__" and id(holder) in places and not recorder.paused and not by_library(sys._getframe(1)):
+                ambient.read_mode(places[id(holder)][1], value, sys._getframe(1))
+            if name == "__dict__" and id(holder) in places and not (writer.paused or by_library(sys._getframe(1))):
                 self._note_all(holder, value)
             if self._sees(holder, name) and ((id(holder), name) in self.accesses or _is_plain(holder, name, value)):
                 self._note_read(holder, name, value)
@@ -195,7 +195,7 @@ class Attributes:
         return write
 
     def _sees(self, holder: Any, name: str) -> bool:
-        if self._recorder.paused or name.startswith("__") or id(holder) not in self._places:
+        if self._recorder.writer.paused or name.startswith("__") or id(holder) not in self._places:
             return False
         return name not in _OF_TORCH or not issubclass(type(holder), nn.Module)
 

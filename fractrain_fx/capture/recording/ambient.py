@@ -58,8 +58,8 @@ class Ambient:
         autocasts: number of open autocast regions of the model.
     """
 
-    def __init__(self, model: nn.Module, writer: Writer, paused: Callable[[], bool]) -> None:
-        self._model, self._writer, self._paused = model, writer, paused
+    def __init__(self, model: nn.Module, writer: Writer) -> None:
+        self._model, self._writer = model, writer
         self._names = {id(x): name for each in (model.named_parameters, model.named_buffers) for name, x in each()}
         self._buffers = {id(x): name for name, x in model.named_buffers()}
         self._noted: dict[tuple[Circumstance, Any, str], Seen] = {}
@@ -75,7 +75,7 @@ class Ambient:
 
     def read(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
         """Note that code read a circumstance."""
-        if self._paused():
+        if self._writer.paused:
             return
         if isinstance(circumstance, Setting) and circumstance.device is not None:
             if self.autocasts:
@@ -93,12 +93,12 @@ class Ambient:
 
     def set_mode(self, path: str) -> None:
         """Note that the forward sets the mode of a part."""
-        if not self._paused():
+        if not self._writer.paused:
             self._set.add(path)
 
     def read_gradient(self, x: Tensor, name: str, frame: FrameType) -> None:
         """Note that code read whether a tensor requires a gradient, or has a history."""
-        if self._paused() or by_library(frame):
+        if self._writer.paused or by_library(frame):
             return
         place = self._place(x)
         if id(x) in self._names:
@@ -124,7 +124,7 @@ class Ambient:
     def read_shape(self, x: Tensor, frame: FrameType) -> None:
         """Note that code read the shape of a buffer."""
         name = self._buffers.get(id(x))
-        if name is not None and not self._paused() and not by_library(frame):
+        if name is not None and not self._writer.paused and not by_library(frame):
             self.read(BufferShape(name), tuple(x.shape), frame)
 
     def _place(self, x: Tensor) -> int | None:
@@ -156,7 +156,7 @@ class Ambient:
 
     def enter(self, mode: bool = True) -> Node | None:
         """Write that gradients are on (or off) from here, whatever the mode around the call."""
-        if self._paused():
+        if self._writer.paused:
             return None
         return self._writer.create("call_function", enter_gradients, (mode,), effect=True)
 
@@ -175,19 +175,13 @@ class Types:
 
     Attributes:
         floating: whether code read the floating type of a tensor.
+        seen: the nodes whose types code read, with the kinds of these types.
     """
 
     def __init__(self, writer: Writer) -> None:
         self.floating = False
         self._writer = writer
-        self._read: list[tuple[Node, Kind]] = []
-
-    def __len__(self) -> int:
-        return len(self._read)
-
-    def cut(self, length: int) -> None:
-        """Forget what was read since there were ``length`` nodes."""
-        del self._read[length:]
+        self.seen: list[tuple[Node, Kind]] = []
 
     def read(self, tensors: Iterable[Tensor]) -> None:
         """Note that code read the types of these tensors."""
@@ -195,14 +189,14 @@ class Types:
             dtype, node = x.dtype, self._writer.known(x)
             self.floating |= dtype.is_floating_point
             if node is not None:
-                self._read.append((node, kind_of(dtype)))
+                self.seen.append((node, kind_of(dtype)))
 
     def inputs(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """The numbers of the inputs whose exact type the recorded code may have read, itself or of what it computed.
 
         A type can only come from inputs of the same kind: embeddings of 32-bit tokens have the type of the weight.
         """
-        reached = {kind: computed_from(node for node, each in self._read if each is kind) for _, kind in self._read}
+        reached = {kind: computed_from(node for node, each in self.seen if each is kind) for _, kind in self.seen}
         found = ((i, self._writer.known(x), kind_of(x.dtype)) for i, x in enumerate(tensors))
         return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
 

@@ -176,8 +176,8 @@ def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_pla
         if not holds_tensor(part):
             return part
         picked = writer.create("call_function", follow, (node, key))
-        if writer.is_cut(node):
-            writer.mark_cut(picked)
+        if node in writer.cut:
+            writer.cut.add(picked)
         return map_results(writer, part, picked, taken, in_place, cut)
 
     if isinstance(result, Tensor):

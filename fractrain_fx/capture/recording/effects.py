@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.sizes.standins import stand_in
 from fractrain_fx.capture.sizes.symbolic import plain
-from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.targets import function_node
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ def refused(recorder: Recorder, real: Callable[..., Any], what: str) -> Callable
     """Stand in for a function that no graph can call again."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.paused:
-            recorder.writer.block(f"it {what}, which a graph would not do again", line=model_line() or "")
+        if not recorder.writer.paused:
+            recorder.writer.block(f"it {what}, which a graph would not do again")
         with recorder.pause():
             return real(*args, **kwargs)
 
@@ -92,7 +91,7 @@ def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
     def written(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return real(*args, **kwargs) if recorder.paused else _write_seed(recorder, real, args, kwargs)
+            return real(*args, **kwargs) if recorder.writer.paused else _write_seed(recorder, real, args, kwargs)
 
         return call
 

@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.effects import refused
 from fractrain_fx.capture.recording.writer import UnrepresentableError
-from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.targets import function_node
 from fractrain_fx.capture.trees import hides_tensor
 
@@ -41,7 +40,7 @@ def write_hook(recorder: Recorder, name: str, args: tuple[Any, ...], handle: Any
         build, held = _opened(hook)
         given = [argument(writer, each) for each in held]
     except UnrepresentableError as error:
-        writer.block(f"its hook on a tensor holds {error}, which a graph cannot hand to it", line=model_line() or "")
+        writer.block(f"its hook on a tensor holds {error}, which a graph cannot hand to it")
         return handle
 
     def register(tensor: Tensor, *values: Any) -> Any:
@@ -62,7 +61,7 @@ def hook_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
     def removed(handle: RemovableHandle) -> None:
         known = recorder.handles.pop(id(handle), None)
-        if known is not None and not recorder.paused and not known[1]._erased:
+        if known is not None and not recorder.writer.paused and not known[1]._erased:
             recorder.writer.create("call_function", _remove, (known[1],), effect=True)
         remove(handle)
 
@@ -85,9 +84,8 @@ class History:
 
     def __getattr__(self, name: str) -> Any:
         recorder = self.__dict__["_recorder"]
-        if not recorder.paused:
-            cause = f"it reads grad_fn.{name}, and a graph has other nodes of autograd"
-            recorder.writer.block(cause, line=model_line() or "")
+        if not recorder.writer.paused:
+            recorder.writer.block(f"it reads grad_fn.{name}, and a graph has other nodes of autograd")
         return getattr(self.__dict__["_real"], name)
 
 

@@ -26,7 +26,6 @@ from fractrain_fx.capture.replaced import Place, replaced
 from fractrain_fx.capture.sizes.memos import memoized_functions
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
-from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.state import Generators
 from fractrain_fx.capture.trees import hides_tensor, tensors_in
 
@@ -55,7 +54,7 @@ class Calls:
         recorder = self._recorder
         path = recorder.paths.get(id(module))
         self.weighted += any(p is not None for p in module._parameters.values())
-        if recorder.paused or path is None or module is self.root:
+        if recorder.writer.paused or path is None or module is self.root:
             return forward(module, *args, **kwargs)
         depth = Depth.LEAF if path in self._leaves else depth_of(module)
         result = self._one_node(depth, path, forward, module, args, kwargs)
@@ -71,7 +70,7 @@ class Calls:
         owner, real = placed(callee, self.root)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if recorder.paused:
+            if recorder.writer.paused:
                 return real(*args, **kwargs)
             watched, weighted, before = recorder.watch(args, kwargs), self.weighted, self._generators.states()
             with recorder.pause():
@@ -127,7 +126,7 @@ class Calls:
             except UnrepresentableError as error:
                 lacks = f"is given a {error}"
             cause = f"its child {path!r} stays one node and {lacks}, which no graph holds"
-            recorder.writer.block(cause, line=model_line() or "")
+            recorder.writer.block(cause)
             return result
 
     def _through(
@@ -160,7 +159,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
 
     def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
         real = apply.__get__(None, cls)
-        if recorder.paused:
+        if recorder.writer.paused:
             return real(*args, **kwargs)
         watched = recorder.watch(args, kwargs)
         name, backward = cls.__name__, contractions_in_backward(cls)
@@ -174,12 +173,12 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
 
     def enter_region(self: Any) -> Any:
         result = enter(self)
-        if not recorder.paused:
+        if not recorder.writer.paused:
             regions.setdefault(id(self), []).append(recorder.enter_autocast(self))
         return result
 
     def length(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.ndim and not recorder.paused:
+        if isinstance(value, Tensor) and value.ndim and not recorder.writer.paused:
             return recorder.size("size", (value, 0), {})
         return real_len(value)
 
@@ -189,7 +188,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
             return move(self, *args, **kwargs)
 
     def leave_region(self: Any, *error: Any) -> Any:
-        if not recorder.paused and regions.get(id(self)):
+        if not recorder.writer.paused and regions.get(id(self)):
             recorder.leave_autocast(regions[id(self)].pop())
         return leave(self, *error)
 

@@ -67,30 +67,25 @@ class PythonReads:
         read_tied: the path of the first module whose code read values of tied inputs, and the line.
         of_values: calls by which code read values of tensors (``item()``, ``tolist()``), with the obstacles that they
             would be.
+        looks: the sizes that code saw, in order.
         spoofed: the numbers of reads that give Python other values than the tensor has.
     """
 
-    def __init__(self, writer: Writer, paths: dict[int, str], paused: Callable[[], bool]) -> None:
+    def __init__(self, writer: Writer, paths: dict[int, str]) -> None:
         self._writer = writer
         self._paths = paths
-        self._paused = paused
         self.read_tied: tuple[str, Place] | None = None
         self.of_values: list[tuple[Node, Obstacle]] = []
+        self.looks: list[Guard] = []
         self.spoofed: Collection[int] = ()
-        self._guards: dict[tuple[Expression, Any], Guard] = {}
         self._parts: dict[tuple[Expression, Any], Node] = {}
-
-    def __len__(self) -> int:
-        return len(self._guards)
-
-    def forget_after(self, count: int) -> None:
-        """Remove all guards except the first ``count``."""
-        for key in list(self._guards)[count:]:
-            del self._guards[key]
 
     def guards(self, joined: Collection[Node] = ()) -> tuple[Guard, ...]:
         """The guards of all sizes seen, without those on the number of parts of calls that are ``joined`` again."""
-        return tuple(guard for key, guard in self._guards.items() if self._parts.get(key) not in joined)
+        first: dict[tuple[Expression, Any], Guard] = {}
+        for guard in self.looks:
+            first.setdefault((guard.expression, guard.value), guard)
+        return tuple(guard for key, guard in first.items() if self._parts.get(key) not in joined)
 
     def values_of(self, tensors: Mapping[str, Any], tied: Collection[str]) -> Iterator[InputValues]:
         """The conditions on the values of tied inputs; none if no code read any."""
@@ -110,14 +105,14 @@ class PythonReads:
 
     def contiguous(self, x: Tensor, value: bool, memory_format: torch.memory_format | None) -> bool:
         """Note that Python code asked whether a tensor is contiguous, which its sizes and strides decide."""
-        if not self._paused() and self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
+        if not self._writer.paused and self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
             numbers = (*self.shape(x), *self.shape(x, torch.Tensor.stride))
             self._note(_CONTIGUOUS[memory_format or torch.contiguous_format], numbers, value, sys._getframe(1))
         return value
 
     def saw(self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> None:
         """Note that Python code saw the result of an operation on sizes."""
-        if not self._paused():
+        if not self._writer.paused:
             self._note(op, operands, value, sys._getframe(1))
 
     def cut(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -151,10 +146,8 @@ class PythonReads:
             if not raises:
                 self._saw_data(op, operands, value, expression, frame)
             return None
-        key = expression, value
-        if key not in self._guards:
-            self._guards[key] = Guard(expression, value, self._writer.path, place_of(frame))
-        return key
+        self.looks.append(Guard(expression, value, self._writer.path, place_of(frame)))
+        return expression, value
 
     def _saw_data(
         self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any, expression: Expression, frame: FrameType
@@ -250,7 +243,7 @@ class PythonReads:
 
     def _listed(self, node: Node, frame: FrameType) -> None:
         """Note that Python code reads a list of values."""
-        if not (self._paused() or by_capture(frame)):
+        if not (self._writer.paused or by_capture(frame)):
             self._block(node, "tolist()", frame)
 
     def _block(self, node: Node, call: str, frame: FrameType) -> None:

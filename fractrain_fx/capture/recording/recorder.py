@@ -8,7 +8,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,27 @@ from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.kept.hidden import MODULE, HiddenCalls, contractions_in_operator, products_after
 from fractrain_fx.capture.recording.python_reads import PythonReads
-from fractrain_fx.capture.recording.writer import Mark, Return, Source, UnrepresentableError, Writer
+from fractrain_fx.capture.recording.writer import Return, Source, UnrepresentableError, Writer
 from fractrain_fx.capture.recording.written import Written
 from fractrain_fx.capture.sizes.results import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
-from fractrain_fx.capture.source import by_capture, by_library, model_line
+from fractrain_fx.capture.source import by_capture, by_library
 from fractrain_fx.capture.trees import holds_tensor, tensors_in
 
 __all__ = ["Recorder"]
+
+
+class Mark(NamedTuple):
+    """A point in a recording, to return to: its last node, and how much was noted until then."""
+
+    last: Node
+    contractions: int
+    obstacles: int
+    reads: int
+    looks: int
+    types: int
+    returns: int
+
 
 _SIZES = frozenset({"size", "numel", "nelement", "stride"})
 
@@ -45,7 +58,6 @@ class Recorder(TorchFunctionMode):
         returns: module calls in the order in which they ended.
         contractions: number of written contractions through which a gradient flows.
         types: the types that code read.
-        paused: whether calls run without being written.
         checkpointed: whether code asked for activation checkpointing.
         failed: path of the innermost module in whose forward an error was raised.
         paths: path of each module of the model, by identity.
@@ -64,16 +76,13 @@ class Recorder(TorchFunctionMode):
         self.returns: list[Return] = []
         self.contractions = 0
         self.types = Types(self.writer)
-        self.paused = False
         self.failed = ""
         self.checkpointed = False
-        self.paths: dict[int, str] = {}
-        for path, module in model.named_modules():
-            self.paths.setdefault(id(module), path)
+        self.paths = {id(module): path for path, module in model.named_modules()}
         self.refused: set[Callee] = set()
-        self.reads = PythonReads(self.writer, self.paths, lambda: self.paused)
-        self.ambient = Ambient(model, self.writer, lambda: self.paused)
-        self.written = Written(model, self.writer, lambda: self.paused)
+        self.reads = PythonReads(self.writer, self.paths)
+        self.ambient = Ambient(model, self.writer)
+        self.written = Written(model, self.writer)
         self.hidden = HiddenCalls()
         self.handles: dict[int, tuple[Any, Node]] = {}
         self.codes: dict[CodeType, dict[str, Any]] = {}
@@ -82,15 +91,15 @@ class Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Run calls without writing them."""
-        before, self.paused = self.paused, True
+        before, self.writer.paused = self.writer.paused, True
         try:
             yield
         finally:
-            self.paused = before
+            self.writer.paused = before
 
     def note_checkpointing(self) -> None:
         """Note that code asks for activation checkpointing."""
-        self.checkpointed |= not self.paused
+        self.checkpointed |= not self.writer.paused
 
     @contextlib.contextmanager
     def inside(self, path: str, module: nn.Module) -> Iterator[None]:
@@ -109,20 +118,20 @@ class Recorder(TorchFunctionMode):
 
     def mark(self) -> Mark:
         """The present point of the recording."""
-        writer, reads = self.writer, self.reads
-        counts = len(self.returns), self.contractions, len(reads), len(self.types), len(reads.of_values)
-        return Mark(writer.graph._root.prev, len(writer.obstacles), *counts)
+        return Mark(self.writer.last, self.contractions, *map(len, self._noted()))
+
+    def _noted(self) -> tuple[list[Any], ...]:
+        """Everything that is noted in order, as in :class:`Mark`."""
+        return self.writer.obstacles, self.reads.of_values, self.reads.looks, self.types.seen, self.returns
 
     def fold(self, mark: Mark) -> None:
         """Remove everything that was written since ``mark``; the node that comes instead has notes on its products."""
         found = products_after(mark.last, lambda node: self.writer.made_from(node, Source.VALUE))
         self.hidden.expect(MODULE, "", found)
-        self.writer.erase_after(mark.last)
-        del self.writer.obstacles[mark.obstacles :]
-        del self.returns[mark.returns :]
-        self.types.cut(mark.typed)
-        self.reads.forget_after(mark.guards)
-        del self.reads.of_values[mark.reads :]
+        while self.writer.last is not mark.last:
+            self.writer.graph.erase_node(self.writer.last)
+        for noted, count in zip(self._noted(), mark[2:], strict=True):
+            del noted[count:]
 
     def writes(self, value: Any) -> bool:
         """Whether a value can be a node's argument."""
@@ -185,7 +194,7 @@ class Recorder(TorchFunctionMode):
             writer.touched(x, node, result, cut)
         forms = [(x, writer.sized_by_data(writer.known(x))) for x in watched.tensors]
         if cut and op != "call_module":
-            writer.mark_cut(node)
+            writer.cut.add(node)
         mapped = map_results(writer, result, node, taken, in_place, cut=cut)
         if decided or any(dims for _, dims in forms):
             for x in tensors_in(mapped):
@@ -194,8 +203,7 @@ class Recorder(TorchFunctionMode):
         return mapped
 
     def _set_unseen(self) -> None:
-        cause = "it sets a generator of random numbers in a way that torch does not show"
-        self.writer.block(cause, line=model_line() or "")
+        self.writer.block("it sets a generator of random numbers in a way that torch does not show")
 
     def enter_autocast(self, region: torch.autocast) -> Node:
         """Write the start of an autocast region."""
@@ -215,7 +223,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Run a torch call and write its node."""
         kwargs = kwargs or {}
-        if self.paused:
+        if self.writer.paused:
             return self.hidden.seen(func, func(*args, **kwargs))
         self._note_code(sys._getframe(1))
         through = targets.call_through(func, args, kwargs)
@@ -264,7 +272,7 @@ class Recorder(TorchFunctionMode):
         if name in ("nbytes", "itemsize", "dtype"):
             self.types.read(args)
         if name == "_version" and not by_library(sys._getframe(2)):
-            self.writer.block("it reads the version counter of a tensor", line=model_line() or "")
+            self.writer.block("it reads the version counter of a tensor")
         if name == "nbytes":
             return self.size("numel", args, {}) * args[0].element_size()
         watched = self.watch(args, {})

@@ -17,7 +17,7 @@ from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.trees import is_strided, tensors_in
 
-__all__ = ["ORDER", "SHAPE", "Mark", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer"]
+__all__ = ["ORDER", "SHAPE", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer"]
 
 SHAPE = "recorded_shape"
 """Key of ``node.meta``: the shape of the node's tensor in the recorded run."""
@@ -57,19 +57,6 @@ class Return:
     nodes: tuple[Node | None, ...]
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A point in a recording, to return to."""
-
-    last: Node
-    obstacles: int
-    returns: int
-    contractions: int
-    guards: int
-    typed: int
-    reads: int
-
-
 class Source(Enum):
     """The sources that a value may depend on."""
 
@@ -89,6 +76,8 @@ class Writer:
         stack: the modules whose forward runs, outermost first, as fx notes them on nodes.
         obstacles: the reasons found so far why the graph would be wrong.
         additions: the modules that go under ``frac``.
+        paused: whether calls run without being written.
+        cut: nodes that never have a history of gradients, because all that they were computed from is cut.
         returning: whether the output is written, in which a ``torch.Size`` is more than a tuple.
     """
 
@@ -97,7 +86,7 @@ class Writer:
         self.stack: ModuleStack = OrderedDict({"": ("", type(model))})
         self.obstacles: list[Obstacle] = []
         self.additions = additions
-        self.returning = False
+        self.paused = self.returning = False
         self._home: tuple[Node, torch.device] | None = None
         self._alive: list[Any] = []
         self._nodes: dict[int, Node] = {}
@@ -105,7 +94,7 @@ class Writer:
         self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
         self._blamed: set[int] = set()
         self._sized: dict[Node, frozenset[int]] = {}
-        self._cut: set[Node] = set()
+        self.cut: set[Node] = set()
         self._names: dict[int, list[str]] = {}
         for named in (model.named_parameters, model.named_buffers):
             for name, tensor in named(remove_duplicate=False):
@@ -121,9 +110,9 @@ class Writer:
         """The type of the inputs' device."""
         return None if self._home is None else self._home[1].type
 
-    def block(self, cause: str, callees: tuple[Callee, ...] = (), line: str = "") -> None:
-        """Note that the running module cannot be written as it is."""
-        self.obstacles.append(Obstacle(self.path, cause, callees, line))
+    def block(self, cause: str, callees: tuple[Callee, ...] = (), line: str | None = None) -> None:
+        """Note that the running module cannot be written as it is; ``line``: if not the one that runs."""
+        self.obstacles.append(Obstacle(self.path, cause, callees, model_line() or "" if line is None else line))
 
     def require_known(self, result: Any) -> None:
         """Note an obstacle if the running module returns a tensor that no recorded call computed."""
@@ -224,7 +213,7 @@ class Writer:
         A tensor that was changed with gradients switched off keeps the history that it has, so it keeps its node too.
         """
         before = self.known(x)
-        if result is x and not (cut and before not in self._cut):
+        if result is x and not (cut and before not in self.cut):
             self.bind(x, node)
         elif before is not None:
             for members in self._sources.values():
@@ -242,23 +231,15 @@ class Writer:
 
     def detached(self, node: Node) -> Node:
         """The node's value, cut from autograd; the node itself if it is cut already."""
-        if node in self._cut:
+        if node in self.cut:
             return node
         made = self.once(("detach", node), lambda: self.create("call_method", "detach", (node,)))
-        self._cut.add(made)
+        self.cut.add(made)
         return made
 
     def forget_detached(self, node: Node) -> None:
         """Cut the node's value anew when it is next needed: ``x.data = y`` has given it other memory."""
         self._cache.pop(("detach", node), None)
-
-    def mark_cut(self, node: Node) -> None:
-        """Note that a node never has a history of gradients: all that it was computed from is cut."""
-        self._cut.add(node)
-
-    def is_cut(self, node: Node) -> bool:
-        """Whether a node never has a history of gradients."""
-        return node in self._cut
 
     def device(self, device: torch.device) -> Any:
         """A device; the inputs' device becomes a node that follows the inputs."""
@@ -276,10 +257,10 @@ class Writer:
             return device_type
         return self.once(("type", device), lambda: self.create("call_function", getattr, (device, "type")))
 
-    def erase_after(self, mark: Node) -> None:
-        """Erase all nodes after ``mark``."""
-        while (last := self.graph._root.prev) is not mark:
-            self.graph.erase_node(last)
+    @property
+    def last(self) -> Node:
+        """The node that was written last."""
+        return self.graph._root.prev
 
     def _require_shown(self, value: Tensor) -> None:
         """Note an obstacle for an unknown tensor that is not a constant, on the first module that returns or uses it.
@@ -290,7 +271,7 @@ class Writer:
             self._alive.append(value)
             self._blamed.add(id(value))
             how = "scripted or foreign code, vmap" if not value.is_nested else "torch.nested"
-            self.block(f"it holds a tensor computed by calls that torch does not show ({how})")
+            self.block(f"it holds a tensor computed by calls that torch does not show ({how})", line="")
 
     def _attribute(self, name: str) -> Node:
         return self.once(("get_attr", name), lambda: self.create("get_attr", name))

@@ -11,7 +11,7 @@ from torch.fx import Node
 from fractrain_fx.capture.recording.constants import TensorWrite
 from fractrain_fx.capture.recording.effects import version_of
 from fractrain_fx.capture.recording.writer import Writer
-from fractrain_fx.capture.source import is_within, model_line
+from fractrain_fx.capture.source import is_within
 
 __all__ = ["Written"]
 
@@ -19,9 +19,9 @@ __all__ = ["Written"]
 class Written:
     """Writes a node for each buffer, or tensor of a module that stays one node, that code sets, in its order."""
 
-    def __init__(self, model: nn.Module, writer: Writer, paused: Callable[[], bool]) -> None:
-        self._writer, self._paused = writer, paused
-        self._owners = {id(module): (path, module) for path, module in reversed([*model.named_modules()])}
+    def __init__(self, model: nn.Module, writer: Writer) -> None:
+        self._writer = writer
+        self._owners = {id(module): (path, module) for path, module in model.named_modules()}
         self._present = {(path, name): x for path, each in self._owners.values() for name, x in each._buffers.items()}
         self._set: list[tuple[str, Node]] = []
         self._versions = [(name, p, version_of(p)) for name, p in model.named_parameters()]
@@ -33,7 +33,7 @@ class Written:
             of_buffer = name in vars(module).get("_buffers", ())
             before = module._buffers[name] if of_buffer else None
             real(module, name, value)
-            if self._paused() or not isinstance(value, Tensor):
+            if self._writer.paused or not isinstance(value, Tensor):
                 return
             if of_buffer:
                 self._write_buffer(module, name, before, value)
@@ -66,7 +66,7 @@ class Written:
         if before is None or (before.shape, before.dtype) != (value.shape, value.dtype):
             change = "makes" if before is None else "changes the shape or the type of"
             cause = f"it {change} buffer {name!r} (if only the first call does: call the model once before)"
-            self._writer.block(cause, line=model_line() or "")
+            self._writer.block(cause)
         else:
             self._write(module, name, value)
 

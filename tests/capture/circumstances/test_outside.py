@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx.capture import Recording, record
-from fractrain_fx.capture.state import LEVELS, drawing
+from fractrain_fx.capture.state import LEVELS, preserved_random_state, set_level
 from fractrain_fx.errors import CaptureError
 from tests.capture.conftest import Call, huggingface_call, timm_call
 
@@ -286,7 +286,8 @@ def test_draws_that_decide_nothing_change_nothing() -> None:
 
 def test_generators_can_be_made_to_give_a_level() -> None:
     for level in LEVELS:
-        with drawing(level):
+        with preserved_random_state():
+            set_level(level)
             assert random.random() == pytest.approx(level, abs=1e-5)
             assert np.random.random(100) == pytest.approx(np.full(100, level), abs=1e-5)
             assert np.isfinite(np.random.randn(10)).all()

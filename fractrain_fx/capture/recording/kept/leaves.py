@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,8 @@ def opaque_reason(module: nn.Module) -> str | None:
     """The reason that a module's recorded calls would not be all that it does, or ``None``."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is a TorchScript module, whose calls are not seen; use the Python class to have its inside recorded"
-    for kind, name in _users_hooks(module):
-        return f"it has a {kind} hook ({name}), which only a call of the module runs"
+    for kind, hooks, key in _users_hooks(module):
+        return f"it has a {kind} hook ({_name(hooks[key])}), which only a call of the module runs"
     return None
 
 
@@ -86,20 +86,20 @@ def hooks_left_out(model: nn.Module) -> list[str]:
         "anything else",
         "backward": ": register it on the rewritten model",
     }
-    found = _users_hooks(model)
-    return [f"the {kind} hook {name} of the model itself is not called any more{words[kind]}" for kind, name in found]
-
-
-def _users_hooks(module: nn.Module) -> list[tuple[str, str]]:
-    """Kind and name of each hook that is not part of the module's computation."""
-    hooks: Mapping[str, Mapping[int, object]] = {
-        "forward": {**module._forward_hooks, **module._forward_pre_hooks},
-        "backward": {**module._backward_hooks, **module._backward_pre_hooks},
-    }
     return [
-        (kind, _name(hook))
-        for kind, registered in hooks.items()
-        for hook in registered.values()
+        f"the {kind} hook {_name(hooks[key])} of the model itself is not called any more{words[kind]}"
+        for kind, hooks, key in _users_hooks(model)
+    ]
+
+
+def _users_hooks(module: nn.Module) -> list[tuple[str, dict[int, Any], int]]:
+    """Kind, dictionary and key of each hook that is not part of the module's computation."""
+    forward = ("forward", module._forward_hooks), ("forward", module._forward_pre_hooks)
+    backward = ("backward", module._backward_hooks), ("backward", module._backward_pre_hooks)
+    return [
+        (kind, hooks, key)
+        for kind, hooks in (*forward, *backward)
+        for key, hook in hooks.items()
         if not _belongs_to(module, hook)
     ]
 
@@ -107,19 +107,16 @@ def _users_hooks(module: nn.Module) -> list[tuple[str, str]]:
 @contextlib.contextmanager
 def without_users_hooks(model: nn.Module) -> Iterator[None]:
     """Hide hooks that are not part of the modules' computation, inside."""
-    hidden: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for module in model.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
-            if any(not _belongs_to(module, hook) for hook in hooks.values()):
-                hidden.append((hooks, dict(hooks)))
-                for key in [key for key, hook in hooks.items() if not _belongs_to(module, hook)]:
-                    del hooks[key]
+    found = [(hooks, key) for module in model.modules() for _, hooks, key in _users_hooks(module)]
+    before = [(hooks, dict(hooks)) for hooks, _ in found]
+    for hooks, key in found:
+        del hooks[key]
     try:
         yield
     finally:
-        for hooks, before in hidden:
+        for hooks, held in before:
             hooks.clear()
-            hooks.update(before)
+            hooks.update(held)
 
 
 def _belongs_to(module: nn.Module, hook: object) -> bool:
