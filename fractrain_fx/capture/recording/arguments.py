@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
-from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, has_symbols, plain, value_of
+from fractrain_fx.capture.sizes.symbolic import READS, Symbol, has_symbols, plain, value_of
 from fractrain_fx.capture.targets import function_node
 from fractrain_fx.capture.trees import DISTRIBUTED, ValueList, fields_of, holds_tensor, leaves_in, map_tree
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["argument", "map_results", "write_closed"]
 
-_GIVEN = (Tensor, SymbolicInt, SymbolicFloat)
+_GIVEN = (Tensor, Symbol)
 _HERE = object()  # the place of a tensor or a size among the arguments of a call
 
 _LITERALS = (str, bool, int, float, complex, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
@@ -45,7 +45,7 @@ def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
     if isinstance(value, Tensor):
         node = writer.node_of(value)
         return writer.detached(node) if cut and (value.is_floating_point() or value.is_complex()) else node
-    if isinstance(value, (SymbolicInt, SymbolicFloat)):
+    if isinstance(value, Symbol):
         return _size(writer, value)
     if isinstance(value, ValueList):
         return _present(value.source)
@@ -83,7 +83,7 @@ def _present(node: Node) -> Node:
     return node
 
 
-def _size(writer: Writer, value: SymbolicInt | SymbolicFloat) -> Any:
+def _size(writer: Writer, value: Symbol) -> Any:
     """A size, or a number computed from sizes, as a node that computes it for the sizes at hand."""
     if value.op is value_of:
         return _present(value.operands[0])
@@ -93,7 +93,7 @@ def _size(writer: Writer, value: SymbolicInt | SymbolicFloat) -> Any:
             return plain(value)
         read, operands = READS[value.op], (node, value.operands[1])
         return writer.once((read, operands), lambda: writer.create("call_method", read, operands))
-    parts = tuple(_size(writer, x) if isinstance(x, (SymbolicInt, SymbolicFloat)) else x for x in value.operands)
+    parts = tuple(_size(writer, x) if isinstance(x, Symbol) else x for x in value.operands)
     if not any(isinstance(x, Node) for x in parts):
         return plain(value)
     return writer.once((value.op, parts), lambda: writer.create("call_function", value.op, parts))

@@ -23,7 +23,6 @@ from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.replaced import Place, replaced
-from fractrain_fx.capture.sizes.memos import memoized_functions
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
 from fractrain_fx.capture.state import Generators
@@ -206,7 +205,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         ),
         observed(recorder.reads.saw),
         recorder,
-        replaced(*standins(calls.root), *memoized_functions(calls.root)),
+        replaced(*standins(calls.root)),
         replaced(*hook_places(recorder), *seed_places(recorder)),
         replaced(*map(calls.as_one_call, callees)),
     ):

@@ -21,11 +21,10 @@ from fractrain_fx.capture.sizes.guards import Expression, Guard, InputValues, Pl
 from fractrain_fx.capture.sizes.results import decided_dims, deciding, part_count
 from fractrain_fx.capture.sizes.symbolic import (
     READS,
-    SymbolicFloat,
-    SymbolicInt,
+    Symbol,
     plain,
     spoofed,
-    symbol_of_value,
+    symbol,
     symbolic_shape,
     value_of,
 )
@@ -178,7 +177,7 @@ class PythonReads:
         return Expression(op, tuple(map(self._operand, operands)))
 
     def _operand(self, value: Any) -> Any:
-        if not isinstance(value, (SymbolicInt, SymbolicFloat)):
+        if not isinstance(value, Symbol):
             return value
         if value.op is value_of:
             return Size(value.operands[0], 0, "item")
@@ -239,7 +238,9 @@ class PythonReads:
         if name == "item" or x.is_floating_point():  # whole numbers in a list may be sizes, and torch checks their sum
             value = spoofed(result) if len(self.of_values) in self.spoofed else result
             self.of_values.append((node, self._obstacle(node, f"{name}()", frame)))
-        return symbol_of_value(value, node) if name == "item" else ValueList(value, node, partial(self._listed, node))
+        if name == "item":
+            return symbol(value, value_of, (node,))
+        return ValueList(value, node, partial(self._listed, node))
 
     def _listed(self, node: Node, frame: FrameType) -> None:
         """Note that Python code reads a list of values."""

@@ -1,8 +1,14 @@
-"""Stand-ins for functions that would lose a symbolic size: ``range``, ``int``, and those of ``math``."""
+"""Stand-ins for functions that would lose a symbolic size: ``range``, ``int``, those of ``math``, and memoized ones.
+
+A symbolic size equals the plain number. A cache of results by size (``functools.lru_cache``) would therefore return the
+result for the plain number: einops caches the shapes of its reshapes like that. Nor may a symbol of a recording stay in
+a cache.
+"""
 
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +18,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from fractrain_fx.capture.replaced import Place
-from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, number_of, observe, plain, symbols_in
+from fractrain_fx.capture.sizes.symbolic import Symbol, has_symbols, number_of, observe, plain, seen
+from fractrain_fx.capture.trees import leaves_in
 
 __all__ = ["files_of", "stand_in", "standins"]
 
@@ -58,7 +65,8 @@ def _range(*args: Any) -> Any:
         ends = (0, *args)[-2:]
         observe(_range_length, ends, _range_length(*plain(ends)))
     else:
-        _see_all(args)
+        for each in args:
+            seen(each)
     return _RANGE(*plain(args))
 
 
@@ -69,21 +77,11 @@ def _range_length(start: int, stop: int) -> int:
     return len(_RANGE(start, stop))
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _see_all(values: Any) -> None:
-    """Tell the observer that Python sees each symbol in ``values``."""
-    for symbol in symbols_in(values):
-        observe(_same, (symbol,), plain(symbol))
-
-
-_range_length.__name__, _same.__name__ = "count", "value"
+_range_length.__name__ = "count"
 
 
 def _is_symbol(value: Any) -> bool:
-    return isinstance(value, (SymbolicInt, SymbolicFloat))
+    return isinstance(value, Symbol)
 
 
 def _conversion(real: type[Any]) -> Callable[..., Any]:
@@ -100,7 +98,8 @@ def _symbolic(real: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs or not any(map(_is_symbol, args)):
-            _see_all((args, tuple(kwargs.values())))
+            for each in leaves_in((args, kwargs)):
+                seen(each)
             return real(*plain(args), **plain(kwargs))
         return number_of(real, args)
 
@@ -122,6 +121,9 @@ _MATH: Mapping[Any, Callable[..., Any]] = {
     for name, real in vars(math).items()
     if callable(real) and not name.startswith("_") and name not in _OPERATORS
 }
+_MEMO = functools._lru_cache_wrapper
+# Packages whose caches hold nothing of a model, and the standard library.
+_APART = frozenset({"torch", "triton", "sympy", "cuda", "numpy", "scipy", "fractrain_fx", *sys.stdlib_module_names})
 _NAMES = {"int": stand_in(int, _conversion(int)), "float": stand_in(float, _conversion(float))}
 
 
@@ -142,6 +144,7 @@ def standins(model: nn.Module) -> Iterator[Place]:
         for name, made in _NAMES.items():
             if name not in vars(file):
                 yield file, name, made
+    yield from _memoized(model)
 
 
 def files_of(model: nn.Module) -> Iterable[Any]:
@@ -151,3 +154,36 @@ def files_of(model: nn.Module) -> Iterable[Any]:
         name for name in names if not name.startswith(("torch.", "fractrain_fx.")) and name not in ("torch", "builtins")
     )
     return [sys.modules[name] for name in sorted(own) if name in sys.modules]
+
+
+def _memoized(model: nn.Module) -> Iterator[Place]:
+    """The memoized functions that a forward of ``model`` may call.
+
+    The search covers loaded Python modules, the classes of the model's modules, and these modules themselves.
+    """
+    parts = list(model.modules())
+    kinds = {kind for kind in map(type, parts) for kind in kind.__mro__ if _may_hold_memos(kind.__module__)}
+    files = [file for name, file in list(sys.modules.items()) if _may_hold_memos(name)]
+    for owner in (*files, *kinds, *parts):
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if isinstance(value, _MEMO):
+                yield owner, name, _bypassing(value)
+            elif isinstance(value, staticmethod) and isinstance(value.__func__, _MEMO):
+                yield owner, name, staticmethod(_bypassing(value.__func__))
+
+
+def _may_hold_memos(module_name: str) -> bool:
+    return module_name == "__main__" or module_name.partition(".")[0] not in _APART
+
+
+@functools.lru_cache(maxsize=4096)
+def _bypassing(memo: Any) -> Callable[..., Any]:
+    """A function that skips the cache for calls with a symbolic size, and uses it for all others."""
+
+    @functools.wraps(memo)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (memo.__wrapped__ if has_symbols((args, kwargs)) else memo)(*args, **kwargs)
+
+    for name in ("cache_info", "cache_clear", "cache_parameters"):
+        setattr(call, name, getattr(memo, name))
+    return call

@@ -7,6 +7,7 @@ observer gets the value that Python saw: a graph of this run only holds for call
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from fractrain_fx.capture.trees import ValueList, leaves_in, map_tree
 __all__ = [
     "READS",
     "Observer",
+    "Symbol",
     "SymbolicFloat",
     "SymbolicInt",
     "has_symbols",
@@ -27,10 +29,10 @@ __all__ = [
     "observe",
     "observed",
     "plain",
+    "seen",
     "spoofed",
-    "symbol_of_value",
+    "symbol",
     "symbolic_shape",
-    "symbols_in",
     "value_of",
 ]
 
@@ -67,7 +69,7 @@ def observe(op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> An
     return value
 
 
-class _Symbol:
+class Symbol:
     """A number with the operation and the operands that gave it."""
 
     def __init__(self, value: Any = 0) -> None:
@@ -76,6 +78,9 @@ class _Symbol:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (plain, (plain(self),))
+
+    def __bool__(self) -> bool:
+        return bool(observe(bool, (self,), bool(plain(self))))
 
     def __copy__(self) -> Any:
         return self
@@ -86,14 +91,14 @@ class _Symbol:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method == "__call__" and not options and all(isinstance(x, (int, float, np.number)) for x in inputs):
             return number_of(_of_numpy(ufunc), tuple(x.item() if isinstance(x, np.generic) else x for x in inputs))
-        return getattr(ufunc, method)(*map(_seen, inputs), **options)
+        return getattr(ufunc, method)(*map(seen, inputs), **options)
 
 
-class SymbolicInt(_Symbol, int):
+class SymbolicInt(Symbol, int):
     """An ``int`` read from the shape of a recorded tensor, or computed from such numbers."""
 
 
-class SymbolicFloat(_Symbol, float):
+class SymbolicFloat(Symbol, float):
     """A ``float`` computed from a :class:`SymbolicInt`."""
 
 
@@ -101,14 +106,9 @@ def number_of(op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     """Apply an operation to numbers and symbols; the result is a symbol, or observed if it is not a number."""
     value = op(*map(plain, operands))
     if isinstance(value, tuple) and op is divmod:
-        return _symbol(value[0], operator.floordiv, operands), _symbol(value[1], operator.mod, operands)
-    made = _symbol(value, op, operands)
-    return made if isinstance(made, _Symbol) else observe(op, operands, value)
-
-
-def symbol_of_value(value: Any, node: Any) -> Any:
-    """The number that a node reads from a tensor, as a symbol. Booleans cannot be symbols."""
-    return _symbol(value, value_of, (node,))
+        return symbol(value[0], operator.floordiv, operands), symbol(value[1], operator.mod, operands)
+    made = symbol(value, op, operands)
+    return made if isinstance(made, Symbol) else observe(op, operands, value)
 
 
 def spoofed(value: Any) -> Any:
@@ -123,13 +123,14 @@ def spoofed(value: Any) -> Any:
     return 0.5 * value if type(value) is _FLOAT and value and abs(value) < _LARGE else 0.25
 
 
-def _symbol(value: Any, op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+def symbol(value: Any, op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """A number as a symbol with the operation that gave it. Other values, booleans among them, stay as they are."""
     kind = SymbolicInt if type(value) is _INT else SymbolicFloat if type(value) is _FLOAT else None
     if kind is None:
         return value
-    symbol = kind(value)
-    symbol.op, symbol.operands = op, operands
-    return symbol
+    made = kind(value)
+    made.op, made.operands = op, operands
+    return made
 
 
 def _of_numpy(ufunc: Any) -> Callable[..., Any]:
@@ -140,9 +141,9 @@ def _of_numpy(ufunc: Any) -> Callable[..., Any]:
     return _NUMPY.setdefault(ufunc, call)
 
 
-def _seen(value: Any) -> Any:
-    """The plain number, which Python code sees."""
-    return observe(operator.pos, (value,), plain(value)) if isinstance(value, _Symbol) else value
+def seen(value: Any) -> Any:
+    """The value without its symbol, which Python code sees."""
+    return observe(operator.pos, (value,), plain(value)) if isinstance(value, Symbol) else value
 
 
 # The types themselves: while a model is recorded, files may see stand-ins under their names.
@@ -157,7 +158,7 @@ def _binary(op: Callable[..., Any], reflected: bool) -> Callable[[Any, Any], Any
             other = other.item()
         if not isinstance(other, (int, float)):
             if not isinstance(other, Tensor):
-                _seen(self)  # repeating a list, or a complex number
+                seen(self)  # repeating a list, or a complex number
             return NotImplemented
         return number_of(op, (other, self) if reflected else (self, other))
 
@@ -182,43 +183,28 @@ def _compared(op: Callable[..., Any]) -> Callable[[Any, Any], Any]:
 
 def _converted(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
-        return getattr(_seen(self), name)(*args)
+        return getattr(seen(self), name)(*args)
 
     return method
 
 
-def _truth(self: Any) -> bool:
-    return bool(observe(bool, (self,), bool(plain(self))))
-
-
 def _install() -> None:
-    import math
-
-    binary = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "lshift", "rshift")
-    symbolic: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in binary}
-    symbolic |= {"and": operator.and_, "or": operator.or_, "xor": operator.xor, "divmod": divmod}
-    unary: dict[str, Callable[..., Any]] = {
-        "neg": operator.neg,
-        "pos": operator.pos,
-        "abs": operator.abs,
-        "invert": operator.invert,
-        "round": round,
-        "ceil": math.ceil,
-        "floor": math.floor,
-    }
-    for name, op in symbolic.items():
-        setattr(_Symbol, f"__{name}__", _binary(op, reflected=False))
-        setattr(_Symbol, f"__r{name}__", _binary(op, reflected=True))
-    for name, op in unary.items():
-        setattr(_Symbol, f"__{name}__", _unary(op))
+    binary = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "lshift", "rshift", "and", "or", "xor")
+    unary = ("neg", "pos", "abs", "invert")
+    named: dict[str, Callable[..., Any]] = {name: getattr(operator, f"__{name}__") for name in (*binary, *unary)}
+    named |= {"divmod": divmod, "round": round, "ceil": math.ceil, "floor": math.floor}
+    for name in (*binary, "divmod"):
+        setattr(Symbol, f"__{name}__", _binary(named[name], reflected=False))
+        setattr(Symbol, f"__r{name}__", _binary(named[name], reflected=True))
+    for name in (*unary, "round", "ceil", "floor"):
+        setattr(Symbol, f"__{name}__", _unary(named[name]))
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
-        setattr(_Symbol, f"__{name}__", _compared(getattr(operator, name)))
+        setattr(Symbol, f"__{name}__", _compared(getattr(operator, name)))
     # Conversion to text is not observed: messages are made whether or not anything is wrong.
     for name in ("int", "float", "index", "trunc", "complex", "hash"):
-        setattr(_Symbol, f"__{name}__", _converted(f"__{name}__"))
+        setattr(Symbol, f"__{name}__", _converted(f"__{name}__"))
     for name in ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex"):
-        setattr(_Symbol, name, _converted(name))
-    _Symbol.__bool__ = _truth  # type: ignore[attr-defined]
+        setattr(Symbol, name, _converted(name))
 
 
 _install()
@@ -226,7 +212,7 @@ _install()
 
 def symbolic_shape(x: Tensor, read: Callable[..., Any] = torch.Tensor.size) -> torch.Size:
     """The shape of a recorded tensor (or its strides), each number a symbol for ``x.size(dim)``."""
-    return torch.Size([_symbol(read(x, dim), read, (x, dim)) for dim in range(x.ndim)])
+    return torch.Size([symbol(read(x, dim), read, (x, dim)) for dim in range(x.ndim)])
 
 
 def plain(value: Any) -> Any:
@@ -244,9 +230,4 @@ def _number(value: Any) -> Any:
 
 def has_symbols(value: Any) -> bool:
     """Whether a symbol lies in ``value`` or in the plain containers that make it up."""
-    return any(isinstance(each, (_Symbol, ValueList)) for each in leaves_in(value))
-
-
-def symbols_in(value: Any) -> Iterator[Any]:
-    """The symbols in ``value`` and in the plain containers that make it up."""
-    return (each for each in leaves_in(value) if isinstance(each, _Symbol))
+    return any(isinstance(each, (Symbol, ValueList)) for each in leaves_in(value))
