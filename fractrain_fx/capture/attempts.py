@@ -137,7 +137,7 @@ def _attempt(snapshot: Snapshot, example: Example, one_nodes: OneNodes, tied: fr
         recorded.graph.lint()
     used = {str(n.target) for r in (train, evaluation) for n in r.graph.nodes if n.op == "get_attr"}
     additions.drop_unused(used.union(*(run.guards.constants for run in runs.values())))
-    return Attempt(train, evaluation, runs)
+    return Attempt({True: train, False: evaluation}, runs)
 
 
 @contextlib.contextmanager

@@ -158,17 +158,13 @@ def record(
         arguments.notes(model, None)  # a changed object would be another argument in the next run
         with snapshot.preserved(), torch.enable_grad(), around.applied(model):
             found = record_until_equal(Task(snapshot, example, batch_axis, check and real))
-    attempt, runs, mode = found.attempt, found.attempt.runs, model.training
+    graphs, runs, mode = found.attempt.graphs, found.attempt.runs, model.training
     python, typed = PythonState.joined(run.python for run in runs.values()), runs[True].typed | runs[False].typed
-    shared = attempt.train is attempt.eval
-    plain = {
-        each: FloatGraph.of(run.graph, run.returns, run.seen)
-        for each, run in attempt.runs.items()
-        if each or not shared
-    }
+    shared = graphs[True] is graphs[False]
+    plain = {each: FloatGraph.of(run.graph, run.returns, run.seen) for each, run in runs.items() if each or not shared}
     recorded = Recording(
-        train=attempt.train,
-        eval=attempt.eval,
+        train=graphs[True],
+        eval=graphs[False],
         call=example.spec,
         leaves=found.one_nodes.modules,
         args=args,

@@ -24,7 +24,6 @@ __all__ = [
     "Mismatch",
     "Trial",
     "find_mismatch",
-    "raise_if_lost",
     "repeated",
     "trial_of",
     "trials_of",
@@ -80,6 +79,7 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
 
     Raises:
         InputError: the model fails on the example.
+        CaptureError: a GPU stopped.
     """
     inputs = (example.args, example.kwargs)
     for batching in (Batching.ROWS, Batching.PACKED) if grow else ():
@@ -95,7 +95,12 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         try:
             runs = [trial_of(snapshot, call, train) for train, call in grown.items()]
         except Exception as error:  # a model may raise anything for a batch size that it does not take
-            raise_if_lost(error)
+            if isinstance(error, torch.AcceleratorError):  # it ended all work of a GPU
+                raise CaptureError(
+                    "the GPU stopped while the model ran at another size than its example's, and this process can use "
+                    "it no more: start anew, rewrite the model on the CPU and move it then "
+                    f"(fractrainify(model).to('cuda')), or pass check=False ({error})"
+                ) from error
             continue
         return runs, batching
     try:
@@ -103,20 +108,6 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
     except Exception as error:  # a model may raise anything for inputs that it does not take
         raise rejection(type(snapshot.model).__name__, error) from error
     return runs, Batching.FIXED
-
-
-def raise_if_lost(error: Exception) -> None:
-    """Go no further if an error ended all work of a GPU.
-
-    Raises:
-        CaptureError: it did.
-    """
-    if isinstance(error, torch.AcceleratorError):
-        raise CaptureError(
-            "the GPU stopped while the model ran at another size than its example's, and this process can use it no "
-            "more: start anew, rewrite the model on the CPU and move it then (fractrainify(model).to('cuda')), or pass "
-            f"check=False ({error})"
-        ) from error
 
 
 def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
@@ -157,8 +148,7 @@ def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str 
             outputs.append(second_output(snapshot, run, trial.train, trial.example))
         except Exception as error:
             return f"the graph fails: {type(error).__name__}: {error}" if run is recorded else None
-    theirs, mine = outputs
-    return difference(theirs, mine, tolerance=ROUNDING)
+    return difference(*outputs, tolerance=ROUNDING)
 
 
 def _differ(trial: Trial, expected: Outcome, actual: Outcome) -> Mismatch | None:
@@ -193,7 +183,8 @@ def _groups(expected: Outcome, actual: Outcome) -> Iterator[list[str]]:
 def _beyond_rounding(snapshot: Snapshot, recorded: RecordedModule, trial: Trial, names: list[str]) -> Iterator[str]:
     """Run model and graph again, and give the names whose values differ by more than rounding."""
     # A gradient that is 0 except for rounding (of a query with only one key) has no digits to compare.
-    floor = _NOTHING * max((each.largest for each in trial.expected.gradients.values()), default=0.0)
+    digests, buffers = trial.expected.digests, trial.expected.buffers
+    floor = _NOTHING * max((each.largest for key, each in digests.items() if key not in buffers), default=0.0)
     kept: dict[str, Tensor] = {}
     near = set()
 
@@ -201,7 +192,7 @@ def _beyond_rounding(snapshot: Snapshot, recorded: RecordedModule, trial: Trial,
         kept[name] = x.clone()
 
     def compare(name: str, x: Tensor) -> None:
-        if same_tensor(kept.pop(name, None), x, ROUNDING, 0.0 if name in trial.expected.buffers else floor):
+        if same_tensor(kept.pop(name, None), x, ROUNDING, 0.0 if name in buffers else floor):
             near.add(name)
 
     read_run(snapshot, snapshot.model, trial.train, trial.example, keep, wanted=names)

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.asked import GRADIENTS, InputFact, RequiresGrad, Seen
 from fractrain_fx.capture.checking.check import ROUNDING, Mismatch, Trial
-from fractrain_fx.capture.checking.locate import locate
 from fractrain_fx.capture.checking.outcome import Outcome, checked_indices
+from fractrain_fx.capture.checking.verify import locate
 from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.layerdrop import dropped_in_graph
@@ -98,7 +98,7 @@ def first_difference(
             words = None if _differ(expected, again) else _differ(other, actual)
         if words is None:
             return None
-        mismatch = Mismatch(Trial(training, call, Outcome(expected[0], {}, {})), words)
+        mismatch = Mismatch(Trial(training, call, Outcome(expected[0], {}, frozenset())), words)
         path = locate(snapshot, recorded, plain.returns, mismatch, plain.graph)
     return f"{words}, first in {path or 'the model'} ({in_words(model.get_submodule(path))})"
 

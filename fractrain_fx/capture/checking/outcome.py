@@ -64,18 +64,13 @@ class Outcome:
 
     Attributes:
         output: what the call returned, detached.
-        gradients: by name, of the parameters and inputs that have one; empty in eval mode.
-        buffers: by name, after the run; empty in eval mode.
+        digests: by name, of the gradients of parameters and inputs, and of buffers after the run; empty in eval mode.
+        buffers: the names of buffers.
     """
 
     output: Any
-    gradients: dict[str, Digest]
-    buffers: dict[str, Digest]
-
-    @property
-    def digests(self) -> dict[str, Digest]:
-        """Of all gradients and buffers."""
-        return {**self.buffers, **self.gradients}
+    digests: dict[str, Digest]
+    buffers: frozenset[str]
 
     def unequal(self, other: Outcome) -> list[str]:
         """Names of gradients and buffers that another run of the model left with other values, or that it lacks."""
@@ -93,9 +88,7 @@ def outcome_of(
         digests[name] = digest(x)
 
     output = read_run(snapshot, run, train, example, read, value_free=value_free)
-    names = {name for name, _ in snapshot.model.named_buffers()}
-    buffers, gradients = ({n: each for n, each in digests.items() if (n in names) is of} for of in (True, False))
-    return Outcome(output, gradients, buffers)
+    return Outcome(output, digests, frozenset(name for name, _ in snapshot.model.named_buffers()))
 
 
 def read_run(

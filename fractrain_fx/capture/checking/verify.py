@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.fx import Graph
+from torch.fx import Graph, Interpreter, Node
 
 from fractrain_fx.capture.asked import Seen
-from fractrain_fx.capture.checking.check import (
-    Batching,
-    Mismatch,
-    Trial,
-    find_mismatch,
-    repeated,
-)
+from fractrain_fx.capture.checking.check import Batching, Mismatch, Trial, find_mismatch, repeated
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.checking.locate import locate
 from fractrain_fx.capture.circumstances.outside import PythonState
+from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.one_node import OneNodeError
+from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Obstacle, Return
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
-from fractrain_fx.capture.source import forward_code, listed
-from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.source import forward_code, is_within, listed
+from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.capture.trees import tensors_in
 
-__all__ = ["Attempt", "Run", "check_repeated", "check_trial", "tie_batch"]
+__all__ = ["Attempt", "Run", "check_repeated", "check_trial", "locate", "tie_batch"]
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,8 @@ class Run:
 class Attempt:
     """Both modes of a model, recorded with a given set of modules kept whole: one graph or two, and a run for each."""
 
-    train: RecordedModule
-    eval: RecordedModule
+    graphs: Mapping[bool, RecordedModule]
     runs: Mapping[bool, Run]
-
-    def graph(self, train: bool) -> RecordedModule:
-        """The graph of one mode."""
-        return self.train if train else self.eval
 
 
 def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Batching) -> None:
@@ -73,15 +68,18 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
         OneNodeError: they differ, or the model's own code looks at the number of samples; names the modules to blame.
     """
     values = tuple(trial.example.tensors.values())
-    guard = attempt.runs[trial.train].guards.failed_guard(values, attempt.graph(trial.train), snapshot.model)
+    guard = attempt.runs[trial.train].guards.failed_guard(values, attempt.graphs[trial.train], snapshot.model)
     if guard is not None:
         cause = f"run on more samples than it was recorded with, its code takes another way ({guard}, {guard.place})"
         raise OneNodeError([Obstacle(guard.module, cause, line=guard.place.line_only)], compared=True)
-    mismatch = find_mismatch(snapshot, attempt.graph(trial.train), trial)
+    mismatch = find_mismatch(snapshot, attempt.graphs[trial.train], trial)
     if mismatch is None:
         return
-    path = _blamed(snapshot, attempt, mismatch)
     model = snapshot.model
+    path = locate(snapshot, attempt.graphs[trial.train], attempt.runs[trial.train].returns, mismatch)
+    # Torch's own modules do the same for every batch, so the fault lies in their inputs.
+    while path and _is_of_torch(model.get_submodule(path)):
+        path = path.rpartition(".")[0]
     mode = "train" if trial.train else "eval"
     # Other modules of the same class do the same. Blaming all at once saves a recording for each.
     kind = type(model.get_submodule(path))
@@ -97,7 +95,7 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
     Raises:
         OneNodeError: the graph's second call differs from the model's; names the module around all of them.
     """
-    graph = attempt.graph(trial.train)
+    graph = attempt.graphs[trial.train]
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     calls = [path for path in sorted(called) if not _is_of_torch(graph.get_submodule(path))]
     words = repeated(snapshot, graph, trial) if calls else None
@@ -119,14 +117,78 @@ def tie_batch(model: nn.Module, attempt: Attempt, example: Example, axis: int) -
         run.guards.add(Guard(Expression(operator.pos, (size,)), count, "", place) for size, count in sizes)
 
 
-def _blamed(snapshot: Snapshot, attempt: Attempt, mismatch: Mismatch) -> str:
-    train = mismatch.trial.train
-    path = locate(snapshot, attempt.graph(train), attempt.runs[train].returns, mismatch)
-    # Torch's own modules do the same for every batch, so the fault lies in their inputs.
-    while path and _is_of_torch(snapshot.model.get_submodule(path)):
-        path = path.rpartition(".")[0]
-    return path
-
-
 def _is_of_torch(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
+
+
+def locate(
+    snapshot: Snapshot,
+    recorded: RecordedModule,
+    returns: Sequence[Return],
+    mismatch: Mismatch,
+    graph: Graph | None = None,
+) -> str:
+    """Path of the module to blame; the root's is the empty string. ``graph``: instead of that of ``recorded``.
+
+    Modules end innermost first, so the first module call whose outputs differ has no differing call inside. If no
+    output differs, the last module in the run that owns one of the wrong gradients or buffers is blamed, because
+    gradients flow backwards from it.
+    """
+    if mismatch.names:
+        owners = {name.rpartition(".")[0] for name in mismatch.names}
+        known = [each.path for each in returns if any(is_within(owner, {each.path}) for owner in owners)]
+        return known[-1] if known else ""
+    trial, model = mismatch.trial, snapshot.model
+    with plain_paths(value_free=True), torch.enable_grad():
+        with snapshot.preserved(), seeded(), _outputs(model) as expected:
+            snapshot.set_mode(trial.train)
+            trial.example.run(model)
+        with snapshot.preserved(), seeded():
+            snapshot.set_mode(trial.train)
+            recorded.set_mode(trial.train)
+            wanted = {node for returned in returns for node in returned.nodes if node is not None}
+            values = _Values(recorded, graph or recorded.graph, wanted)
+            with contextlib.suppress(Exception):  # the search may be for the node that raises
+                values.run(*trial.example.renewed().tensors.values())
+    calls = {path: iter(each) for path, each in expected.items()}
+    for returned in returns:
+        tensors = next(calls.get(returned.path, iter(())), None)
+        if tensors is None:
+            return returned.path
+        for x, node in zip(tensors, returned.nodes, strict=False):
+            if node in values.copies and not same_tensor(x, values.copies[node]):
+                return returned.path
+    return "" if values.now.op == "output" else next(reversed(values.now.meta["nn_module_stack"]))
+
+
+@contextlib.contextmanager
+def _outputs(model: nn.Module) -> Iterator[dict[str, list[list[Tensor]]]]:
+    """Copies of the tensors that each module returns, by path and call."""
+    found: dict[str, list[list[Tensor]]] = defaultdict(list)
+    with contextlib.ExitStack() as hooks:
+        for path, module in model.named_modules():
+
+            def keep(_: nn.Module, __: Any, output: Any, path: str = path) -> None:
+                found[path].append([x.detach().clone() for x in tensors_in(output)])
+
+            hooks.enter_context(module.register_forward_hook(keep))
+        yield found
+
+
+class _Values(Interpreter):
+    """Runs a graph node by node and keeps copies of some values; ``now`` is the last node that ran, or raised."""
+
+    def __init__(self, recorded: RecordedModule, graph: Graph, wanted: set[Node]) -> None:
+        super().__init__(recorded, graph=graph)
+        self._wanted = wanted
+        self.now: Node = next(iter(graph.nodes))
+        self.copies: dict[Node, Tensor] = {}
+        self.extra_traceback = False
+
+    def run_node(self, n: Node) -> Any:
+        """Keep a copy of a wanted value."""
+        self.now = n
+        value = super().run_node(n)
+        if n in self._wanted and isinstance(value, Tensor):
+            self.copies[n] = value.detach().clone()
+        return value

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,18 +14,21 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 from fractrain_fx.capture.circumstances.attributes import Access, Attributes
-from fractrain_fx.capture.circumstances.draws import draws
 from fractrain_fx.capture.compare import copied, difference, same
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data
+from fractrain_fx.capture.recording.kept.callees import callees, placed
 from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.replaced import replaced
 from fractrain_fx.capture.source import is_within, listed
-from fractrain_fx.capture.state import Generators, Snapshot, seeded
+from fractrain_fx.capture.state import LEVELS, Generators, Snapshot, seeded, set_level
 
 __all__ = ["Outside", "PythonState"]
+
+_LIBRARIES = ("random", "numpy")
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Outside:
         """Modules and functions that must stay one call because the model's next run would differ from this one."""
         found, self._notes = _carried(snapshot, example, train, self._changed)
         if self._drew:
-            found += draws(snapshot, example, train, one_nodes)
+            found += _draws(snapshot, example, train, one_nodes)
         return found + list(self._set_from_outside())
 
     def _set_from_outside(self) -> Iterator[Obstacle]:
@@ -175,3 +180,100 @@ def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Acce
 def _moves(first: Any, second: Any) -> bool:
     # A container that only grows may be a log. If the model reads it, the outputs differ.
     return not isinstance(first, list | dict | set) and not same(first, second)
+
+
+def _draws(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
+    """Modules and functions that must stay one call because they compute with random numbers of Python or numpy.
+
+    Those in ``one_nodes`` stay one call already, and draw again at every run.
+    """
+    generators = Generators(snapshot.model)
+    with snapshot.preserved(), seeded(), plain_paths(), torch.no_grad():
+        held = generators.states()[2:]
+        sites = _sites(snapshot, generators, example, train)
+        own = generators.states()[2:] != held
+    left = [
+        each
+        for each in sites
+        if not is_within(each.module, one_nodes.modules)
+        and not any(callee in one_nodes.callees for callee in each.callees)
+    ]
+    if not left or not (own or _matters(snapshot, example, train, one_nodes)):
+        return []
+    # Once functions that draw stay one call, the other draws may turn out to decide nothing.
+    return [each for each in left if set(each.callees) - one_nodes.refused] or left
+
+
+def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> list[Obstacle]:
+    """The lines that draw, found by comparing generators whenever a function returns."""
+    paths = {id(module): path for path, module in snapshot.model.named_modules()}
+    found: dict[tuple[str, str], Obstacle] = {}
+    state = generators.states()
+
+    def event(frame: FrameType, kind: str, _: Any) -> None:
+        nonlocal state
+        if kind not in ("return", "c_return") or (now := generators.states()) == state:
+            return
+        state, at = now, frame
+        while _is_library(at) and at.f_back is not None:
+            at = at.f_back
+        line, module = f"{at.f_code.co_filename}:{at.f_lineno}", _module_of(at, paths)
+        cause = (
+            f"it draws random numbers of Python or numpy ({line}), which a graph would repeat at every call (drawn "
+            "with torch, as by torch.rand, they are part of the graph)"
+        )
+        found.setdefault((module, line), Obstacle(module, cause, tuple(callees(at, paths)), line))
+
+    snapshot.set_mode(train)
+    profile = sys.getprofile()
+    sys.setprofile(event)
+    try:
+        example.run(snapshot.model)
+    finally:
+        sys.setprofile(profile)
+    return list(found.values())
+
+
+def _is_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+
+
+def _module_of(frame: FrameType | None, paths: dict[int, str]) -> str:
+    """Path of the innermost module of the model whose forward runs."""
+    while frame is not None:
+        code = frame.f_code
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(first, nn.Module) and id(first) in paths and code.co_name == "forward":
+            return paths[id(first)]
+        frame = frame.f_back
+    return ""
+
+
+def _matters(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> bool:
+    """Whether the outputs depend on the draws. They do not if, for example, the rate of dropped layers is 0.
+
+    Functions that stay one call draw the same numbers each time.
+    """
+    if any(p.is_meta for p in snapshot.model.parameters()):
+        return True
+    first: Any = None
+    kept = [(each.name, *placed(each, snapshot.model)) for each in one_nodes.callees]
+    same = [(owner, name, _with_a_seed(real)) for name, owner, real in kept]
+    for level in LEVELS:
+        with snapshot.preserved(), seeded(), replaced(*same), plain_paths(), torch.no_grad():
+            snapshot.set_mode(train)
+            set_level(level)
+            output = example.run(snapshot.model)
+        if level is LEVELS[0]:
+            first = output
+        elif difference(first, output) is not None:
+            return True
+    return False
+
+
+def _with_a_seed(real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with seeded():
+            return real(*args, **kwargs)
+
+    return call
