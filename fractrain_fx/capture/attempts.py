@@ -20,11 +20,10 @@ from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.arguments import argument, map_results
-from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
+from fractrain_fx.capture.recording.cleanup import join_whole_lists, merge_modes, remove_dead, same_calls
 from fractrain_fx.capture.recording.constants import WRITTEN, Additions
 from fractrain_fx.capture.recording.kept.leaves import opaque_reason
 from fractrain_fx.capture.recording.kept.one_node import OneNodeError, OneNodes
-from fractrain_fx.capture.recording.merge import merge_modes, same_calls
 from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle, UnrepresentableError

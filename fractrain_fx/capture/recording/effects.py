@@ -1,4 +1,7 @@
-"""Side effects of a call: the tensors that it changed, and whether it drew random numbers or set a generator."""
+"""Side effects: tensors that a call changed, random numbers that it drew, generators and state that code sets.
+
+State that a forward changes are parameters, buffers (``self.mean = ...``), and weights of modules that it sets.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 
 from fractrain_fx.capture.recording.arguments import argument
+from fractrain_fx.capture.recording.constants import TensorWrite
+from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.standins import stand_in
 from fractrain_fx.capture.sizes.symbolic import plain
+from fractrain_fx.capture.source import is_within
 from fractrain_fx.capture.targets import function_node
 
 if TYPE_CHECKING:
     from fractrain_fx.capture.recording.recorder import Recorder
 
-__all__ = ["Effects", "Watch", "refused", "seed_places", "version_of"]
+__all__ = ["Effects", "Watch", "Written", "refused", "seed_places"]
 
 
 @dataclass(frozen=True)
@@ -54,14 +61,14 @@ class Effects:
         if not all(map(torch.equal, self._random, states)):
             self._random = states
             self._moved()
-        return Watch(tuple((x, version_of(x)) for x in tensors), self._draws)
+        return Watch(tuple((x, _version_of(x)) for x in tensors), self._draws)
 
     def since(self, watch: Watch) -> tuple[list[Tensor], bool]:
         """Tensors written since the watch began, and whether random numbers were drawn."""
         before = self._random
         self.accept()
         self._draws += not all(map(torch.equal, before, self._random))
-        return [x for x, version in watch.versions if version_of(x) != version], self._draws > watch.draws
+        return [x for x, version in watch.versions if _version_of(x) != version], self._draws > watch.draws
 
     def accept(self) -> None:
         """Take the present states of the generators as known."""
@@ -121,7 +128,67 @@ def _write_seed(recorder: Recorder, real: Callable[..., Any], args: tuple[Any, .
     return result
 
 
-def version_of(x: Tensor) -> int:
+def _version_of(x: Tensor) -> int:
     """The number of changes of a tensor so far."""
     # An inference tensor has no version, and cannot be changed outside inference mode.
     return 0 if x.is_inference() else x._version
+
+
+class Written:
+    """Writes a node for each buffer, or tensor of a module that stays one node, that code sets, in its order."""
+
+    def __init__(self, model: nn.Module, writer: Writer) -> None:
+        self._writer = writer
+        self._owners = {id(module): (path, module) for path, module in model.named_modules()}
+        self._present = {(path, name): x for path, each in self._owners.values() for name, x in each._buffers.items()}
+        self._set: list[tuple[str, Node]] = []
+        self._versions = [(name, p, _version_of(p)) for name, p in model.named_parameters()]
+
+    def setter(self, real: Callable[..., None]) -> Callable[..., None]:
+        """Stand in for ``nn.Module.__setattr__``."""
+
+        def write(module: nn.Module, name: str, value: Any) -> None:
+            of_buffer = name in vars(module).get("_buffers", ())
+            before = module._buffers[name] if of_buffer else None
+            real(module, name, value)
+            if self._writer.paused or not isinstance(value, Tensor):
+                return
+            if of_buffer:
+                self._write_buffer(module, name, before, value)
+            elif name in vars(module) and id(module) in self._owners:
+                self._set.append((self._owners[id(module)][0], self._write(module, name, value)))
+
+        return write
+
+    def finish(self) -> None:
+        """Write what was put into the dictionaries of buffers themselves; note the parameters that were changed.
+
+        Only modules that the graph calls read attributes when it runs, such as the weight that is set on an LSTM.
+        """
+        changed = (name for name, p, version in self._versions if _version_of(p) != version)
+        self._writer.additions.written.update(changed)
+        called = {str(node.target) for node in self._writer.graph.find_nodes(op="call_module")}
+        for path, node in reversed(self._set):
+            if not is_within(path, called) and not node._erased:
+                self._writer.graph.erase_node(node)
+        for path, module in self._owners.values():
+            for name, value in module._buffers.items() if not is_within(path, called) else ():
+                if (path, name) in self._present and value is not None and self._writer.known(value) is not None:
+                    self._write_buffer(module, name, self._present[path, name], value)
+
+    def _write_buffer(self, module: nn.Module, name: str, before: Tensor | None, value: Tensor) -> None:
+        path, _ = self._owners.get(id(module), (None, None))
+        if path is None or value is self._present.get((path, name)):
+            return
+        self._present[path, name] = value
+        if before is None or (before.shape, before.dtype) != (value.shape, value.dtype):
+            change = "makes" if before is None else "changes the shape or the type of"
+            cause = f"it {change} buffer {name!r} (if only the first call does: call the model once before)"
+            self._writer.block(cause)
+        else:
+            self._write(module, name, value)
+
+    def _write(self, module: nn.Module, name: str, value: Tensor) -> Node:
+        path, _ = self._owners[id(module)]
+        target = self._writer.additions.kept("written", (path, name), lambda: TensorWrite(module, path, name))
+        return self._writer.create("call_module", target, (self._writer.node_of(value),), effect=True)

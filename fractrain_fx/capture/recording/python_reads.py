@@ -16,9 +16,8 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.writer import Obstacle, Source, Writer
-from fractrain_fx.capture.sizes.branches import guards_an_error, tests_for_overflow
 from fractrain_fx.capture.sizes.guards import Expression, Guard, InputValues, Place, Size, place_of
-from fractrain_fx.capture.sizes.results import decided_dims, deciding, part_count
+from fractrain_fx.capture.sizes.results import decided_dims, deciding, guards_an_error, part_count, tests_for_overflow
 from fractrain_fx.capture.sizes.symbolic import (
     READS,
     Symbol,

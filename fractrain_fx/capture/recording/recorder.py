@@ -19,13 +19,12 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient, Types
 from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
 from fractrain_fx.capture.recording.constants import Additions
-from fractrain_fx.capture.recording.effects import Effects, Watch
+from fractrain_fx.capture.recording.effects import Effects, Watch, Written
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.kept.hidden import MODULE, HiddenCalls, contractions_in_operator, products_after
 from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.capture.recording.writer import Return, Source, UnrepresentableError, Writer
-from fractrain_fx.capture.recording.written import Written
 from fractrain_fx.capture.sizes.results import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import by_capture, by_library

@@ -1,20 +1,23 @@
-"""Sizes of a call's results: dimensions whose length depends on data, as after ``nonzero``; the number of parts."""
+"""Values behind a call: sizes of results that data decide, as of ``nonzero``, numbers of parts, tests for errors."""
 
 from __future__ import annotations
 
+import bisect
+import dis
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
+from torch.fx import Node
 
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.trees import ValueList, has_mask
 
-__all__ = ["ALL", "decided_dims", "deciding", "part_count", "passed_on"]
+__all__ = ["decided_dims", "deciding", "guards_an_error", "part_count", "passed_on", "tests_for_overflow"]
 
-ALL = frozenset(range(64))
-"""Every dimension that a tensor can have."""
-
+_ALL = frozenset(range(64))  # every dimension that a tensor can have
 _ROWS = frozenset({0})
 _FIRST = frozenset({"nonzero", "argwhere", "masked_select", "bincount"})
 # Calls whose result has the form of their first operand, whatever rows the others have.
@@ -22,6 +25,8 @@ _KEEP_FORM = frozenset(
     {"index_add", "index_copy", "index_put", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce"}
     | {"masked_fill", "masked_scatter", "copy"}
 )
+_TESTS = ("isinf", "isnan", "isfinite")
+_COMBINES = ("any", "all", "or_", "and_", "invert", "logical_or", "logical_and", "logical_not", "getitem")
 
 
 def decided_dims(name: str, args: tuple[Any, ...]) -> frozenset[int]:
@@ -29,11 +34,11 @@ def decided_dims(name: str, args: tuple[Any, ...]) -> frozenset[int]:
     if name in _FIRST or (name == "where" and len(args) == 1):
         return _ROWS
     if name in ("__getitem__", "getitem") and has_mask(args[1]):
-        return _ROWS if isinstance(args[1], Tensor) else ALL
+        return _ROWS if isinstance(args[1], Tensor) else _ALL
     if name == "repeat_interleave" and len(args) > 1 and isinstance(args[1], Tensor):
-        return ALL
+        return _ALL
     if name in targets.DATA_DEPENDENT or any(isinstance(each, ValueList) for each in args):
-        return ALL
+        return _ALL
     return frozenset()
 
 
@@ -101,3 +106,47 @@ def part_count(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _
         return None
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     return args[0], dim, chunks_of if name in _CHUNKS else parts_of, (given,)
+
+
+def tests_for_overflow(node: Node) -> bool:
+    """Whether a node only tells if values are infinite or NaN."""
+    name = str(getattr(node.target, "__name__", node.target))
+    if name in _TESTS:
+        return True
+    return name in _COMBINES and bool(node.all_input_nodes) and all(map(tests_for_overflow, node.all_input_nodes))
+
+
+def guards_an_error(frame: FrameType, value: bool, called: bool = False, compared: bool = False) -> bool:
+    """Whether the truth value that ``frame`` has just asked for decides only about raising an error.
+
+    True for ``assert x``, ``if x: raise ...`` and ``if x: torch._assert(False, ...)``, because the branch that was not
+    taken runs straight into the error, and for torch's own checks (``torch._check_tensor_all``, and those of the
+    parameters of distributions). The next instruction takes the result of a call (``called``: ``x.item()``) or of a
+    comparison of sizes (``compared``).
+    """
+    module = str(frame.f_globals.get("__name__"))
+    if module == "torch.distributions.constraints" or (module == "torch" and frame.f_code.co_name.startswith("_check")):
+        return value
+    code = list(dis.get_instructions(frame.f_code))
+    places = {instruction.offset: i for i, instruction in enumerate(code)}
+    # While Python code runs that was called, the place is behind the call's own entries, which are not listed.
+    at = bisect.bisect(list(places), frame.f_lasti) - 1
+    if at < 0:
+        return False
+    passed = ("UNARY_NOT", "TO_BOOL", "CACHE", *(("CALL",) if called else ()), *(("COMPARE_OP",) if compared else ()))
+    while code[at].opname in passed:
+        value = value != (code[at].opname == "UNARY_NOT")
+        at += 1
+    jump = code[at].opname
+    if "JUMP" not in jump or "_IF_" not in jump or "NONE" in jump:
+        return False
+    jumps = value == jump.endswith("TRUE")
+    other = at + 1 if jumps else places[code[at].argval]
+    for instruction, after in pairwise(code[other:]):
+        if instruction.opname == "RAISE_VARARGS":
+            return True
+        if instruction.argval == "_assert" and after.opname == "LOAD_CONST" and after.argval is False:
+            return True
+        if "JUMP" in instruction.opname or "RETURN" in instruction.opname:
+            return False
+    return False
