@@ -14,9 +14,8 @@ from torch.fx import Graph
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.verify import Attempt, Run, check_repeated, check_trial, tie_batch
-from fractrain_fx.capture.circumstances.arguments import Arguments
 from fractrain_fx.capture.circumstances.outside import Outside
-from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.inputs.call import Arguments, Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.arguments import argument, map_results
@@ -226,10 +225,9 @@ def _run(
     guards = recorder.reads.guards(join_whole_lists(writer.graph))
     values = recorder.reads.values_of(call.tensors, tied)
     seen = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
-    python = outside.state(writer.graph)
     if line := snapshot.surroundings.left_off:
         notes.append(f"forward leaves gradients switched off for the code after it ({line}), which a graph does not do")
-    python = replace(python, notes=(*python.notes, *notes))
+    python = outside.state(writer.graph, notes)
     held = Guards(guards, writer.graph, values), python, seen, recorder.types.inputs(inputs)
     writer.release()
     return Run(writer.graph, recorder.returns, *held)

@@ -14,9 +14,8 @@ from fractrain_fx.capture.attempts import Task, record_until_equal
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.first_call import FloatGraph, first_difference
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.circumstances.arguments import Arguments
 from fractrain_fx.capture.circumstances.outside import PythonState
-from fractrain_fx.capture.inputs.call import CallSpec, Example, describe_call, own_containers
+from fractrain_fx.capture.inputs.call import Arguments, CallSpec, Example, describe_call
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
@@ -25,7 +24,7 @@ from fractrain_fx.capture.sizes.guards import Guard, InputValues
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.surroundings import Surroundings
-from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]
@@ -147,7 +146,7 @@ def record(
             f"{type(model).__name__} is a TorchScript module, whose calls are not seen: pass the Python module"
         )
     real = has_data(model)
-    args, kwargs = own_containers(tuple(args), dict(kwargs or {}))
+    args, kwargs = map_tensors((tuple(args), dict(kwargs or {})), lambda x: x)  # a caller may change its containers
     if not real:
         args, kwargs = without_data((args, kwargs))
     example = describe_call(model, args, kwargs)

@@ -40,11 +40,16 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DICTIONARIES = (dict, immutable_dict)
 
 
-_READERS = (
-    *("__iter__", "__getitem__", "__len__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"),
-    *("__add__", "__iadd__", "__mul__", "__rmul__", "__imul__", "__reversed__", "__setitem__", "__delitem__", "append"),
-    *("extend", "insert", "remove", "pop", "clear", "index", "count", "sort", "reverse", "copy"),
-)
+_SILENT = {
+    "__class_getitem__",
+    "__doc__",
+    "__getattribute__",
+    "__hash__",
+    "__init__",
+    "__new__",
+    "__repr__",
+    "__sizeof__",
+}
 
 
 class ValueList(list[Any]):
@@ -76,7 +81,7 @@ def _noticed(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in _READERS:
+for _name in vars(list).keys() - _SILENT:
     setattr(ValueList, _name, _noticed(_name))
 
 

@@ -60,7 +60,7 @@ class Guards:
         self._graph, moved = _copied(graph, nodes)
         self.guards = tuple(replace(guard, expression=guard.expression.on(moved)) for guard in found)
         self._placeholders: list[Node] = [node for node in self._graph.nodes if node.op == "placeholder"]
-        self._added: tuple[Guard, ...] = ()
+        self._broken: dict[Guard, None] = {}
         self._known: dict[tuple[Any, ...], tuple[Guard, ...]] = {}
         self._reads_strides = any(size.read == "stride" for guard in found for size in guard.expression.sizes)
 
@@ -77,7 +77,7 @@ class Guards:
         """Add conditions on sizes of inputs, after the graph was found to differ from its model at other sizes."""
         known = set(map(str, self.guards))
         new = tuple(guard for guard in ties if str(guard) not in known)
-        self._added = (*self._failed_before(), *new)
+        self._broken |= dict.fromkeys(new)
         self.guards += new
         self._known.clear()
 
@@ -96,6 +96,7 @@ class Guards:
             form += tuple(x.stride() for x in tensors_in(values))
         if form not in self._known:
             self._known[form] = self._failing(values, owner, model)
+            self._broken |= dict.fromkeys(self._known[form])
         return next(iter(self._known[form]), None)
 
     @property
@@ -106,10 +107,7 @@ class Guards:
     @property
     def ties(self) -> list[Guard | InputValues]:
         """The conditions that did not hold for some call so far, those of :meth:`add`, and those on values."""
-        return [*self.values, *self._failed_before()]
-
-    def _failed_before(self) -> list[Guard]:
-        return list(dict.fromkeys(guard for found in (self._added, *self._known.values()) for guard in found))
+        return [*self.values, *self._broken]
 
     def _failing(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> tuple[Guard, ...]:
         wanted = {size for guard in self.guards for size in guard.expression.sizes}

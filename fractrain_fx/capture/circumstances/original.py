@@ -101,8 +101,8 @@ class OriginalCheck:
         Raises:
             ModelError: modules or parameters are not those of the graph.
         """
-        plain = (each.names and isinstance(each.value, PLAIN) for each in self._attributes)
-        deep = (each for each, done in zip(self._attributes, plain, strict=True) if not (each.reported or done))
+        unreported = (each for each in self._attributes if not each.reported)
+        deep = (each for each in unreported if not (each.names and isinstance(each.value, PLAIN)))
         same_values = all(same(each.value, each.access.present()) for each in deep)
         held = list(map(dict.get, self._owners, self._parameters))
         same_tensors = len(held) == len(self._held) and all(map(is_, held, self._held))

@@ -50,12 +50,9 @@ class PythonState:
     @classmethod
     def joined(cls, parts: Iterable[PythonState]) -> PythonState:
         """The state of several recorded runs together, each entry once."""
-        read: dict[tuple[int, str], Access] = {}
-        notes: dict[str, None] = {}
         parts = tuple(parts)
-        for part in parts:
-            read |= {(id(each.holder), each.place.name): each for each in reversed(part.read)}
-            notes |= dict.fromkeys(part.notes)
+        read = {(id(each.holder), each.place.name): each for part in parts for each in reversed(part.read)}
+        notes = dict.fromkeys(note for part in parts for note in part.notes)
         flags = (any(part.types for part in parts), any(part.checkpointed for part in parts))
         return cls(tuple(read.values()), tuple(notes), *flags)
 
@@ -102,19 +99,19 @@ class Outside:
                 cause = f"it sets {access.place} of a part that stays one call, which a graph does not do"
                 yield Obstacle(outside[0], cause, line=access.line)
 
-    def state(self, graph: Graph) -> PythonState:
-        """The Python state that ``graph`` has fixed. Modules that it calls read their attributes again."""
+    def state(self, graph: Graph, notes: Iterable[str]) -> PythonState:
+        """The Python state that ``graph`` has fixed, with more notes. Modules that it calls read attributes again."""
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
         read = [each for each in self._attributes.accesses.values() if self._decided(each, called)]
         read += self._attributes.variables()
-        notes = list(self._notes)
+        found = list(self._notes)
         left = [each for each in self._left if self._is_shown([each.place.module], called)]
         if left := [each for each in left if self._is_shown(each.writers, called)]:
-            notes.append(
+            found.append(
                 f"forward leaves values in {listed(f'{each.place} ({each.line})' for each in left)}, which the "
                 "rewritten model does not set: return them from forward if a loss or a log needs them"
             )
-        return PythonState(tuple(read), tuple(notes), self._recorder.types.floating, self._recorder.checkpointed)
+        return PythonState(tuple(read), (*found, *notes), self._recorder.types.floating, self._recorder.checkpointed)
 
     def _decided(self, access: Access, called: set[str]) -> bool:
         # An attribute that the forward changes is kept up to date by the forward itself.

@@ -1,21 +1,24 @@
-"""Turn the arguments of a call into the placeholders of the graph."""
+"""Turn the arguments of a call into the placeholders of the graph, and notice that a forward changes them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.inputs.form import fits, form_of, require_tensors, shown_form
-from fractrain_fx.capture.source import forward_line
-from fractrain_fx.capture.trees import holds_tensor, map_tensors
-from fractrain_fx.errors import InputError
+from fractrain_fx.capture.inputs.form import attributes_of, fits, form_of, require_tensors, shown_form
+from fractrain_fx.capture.source import forward_line, in_words
+from fractrain_fx.capture.trees import PLAIN, holds_tensor, items_of, map_tensors
+from fractrain_fx.errors import CaptureError, InputError
 
-__all__ = ["CallSpec", "Example", "describe_call", "own_containers"]
+__all__ = ["Arguments", "CallSpec", "Example", "describe_call"]
+
+_IMMUTABLE = (Tensor, *PLAIN)
+_Parts = dict[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,66 @@ def _copied(x: Tensor) -> Tensor:
     return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride(), 0)
 
 
-def own_containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments in containers of their own: a caller may change theirs later.
+class Arguments:
+    """The contents of a call's containers and objects before a recorded run.
 
-    Raises:
-        InputError: a container of tensors cannot be copied.
+    Changes of the tensors themselves are part of the graph.
     """
-    copied: tuple[tuple[Any, ...], dict[str, Any]] = map_tensors((args, kwargs), lambda x: x)
-    return copied
+
+    def __init__(self, call: Example) -> None:
+        self._held: dict[int, tuple[str, Any, _Parts]] = {}
+        for name, value in (*zip(call.spec.positional, call.args, strict=False), *call.kwargs.items()):
+            self._hold(name, value)
+
+    def _hold(self, name: str, value: Any) -> None:
+        if isinstance(value, _IMMUTABLE) or id(value) in self._held:
+            return
+        parts = _parts(value)
+        self._held[id(value)] = name, value, parts
+        for part in parts.values():
+            self._hold(name, part)
+
+    def notes(self, model: nn.Module, output: Any) -> list[str]:
+        """Warnings about changed arguments that the forward also returns, so that nothing is lost.
+
+        Raises:
+            CaptureError: the forward changed another argument.
+        """
+        returned = set(_inside(output))
+        notes = []
+        for name, value, before in self._held.values():
+            now = _parts(value)
+            keys = [key for key in {**before, **now} if not _same(before, now, key)]
+            if not keys:
+                continue
+            told = f"its argument {name!r} ({type(value).__name__}) at {', '.join(repr(key) for key in keys[:3])}"
+            if id(value) not in returned:
+                raise CaptureError(
+                    f"{in_words(model)} changes {told}, which a graph does not do. Return the new values "
+                    "instead, or switch off the cache or list that it fills in the example inputs"
+                )
+            notes.append(f"forward changes {told}. The rewritten model only returns it: read it from there")
+        return notes
+
+
+def _parts(value: Any) -> _Parts:
+    if isinstance(value, (set, frozenset)):
+        return dict.fromkeys(value)
+    return {**dict(items_of(value) or ()), **dict(attributes_of(value))}
+
+
+def _same(before: _Parts, now: _Parts, key: Any) -> bool:
+    if key not in before or key not in now:
+        return False
+    a, b = before[key], now[key]
+    return a is b or (isinstance(a, PLAIN) and type(a) is type(b) and (a == b or a != a))
+
+
+def _inside(value: Any) -> Iterator[int]:
+    if not isinstance(value, _IMMUTABLE):
+        yield id(value)
+        for _, part in items_of(value) or ():
+            yield from _inside(part)
 
 
 def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:

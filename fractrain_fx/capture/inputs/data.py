@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses import FakeTensor
 
 from fractrain_fx.capture.source import error_line, in_words
@@ -39,11 +39,7 @@ def has_data(model: nn.Module) -> bool:
 
 def without_data(inputs: Any) -> Any:
     """The same inputs on the meta device."""
-
-    def strip(x: Tensor) -> Tensor:
-        return torch.empty_like(x, device="meta", requires_grad=x.requires_grad)
-
-    return map_tensors(inputs, strip)
+    return map_tensors(inputs, lambda x: torch.empty_like(x, device="meta", requires_grad=x.requires_grad))
 
 
 def needs_data(model: nn.Module, path: str, error: Exception) -> FracTrainError:

@@ -57,7 +57,7 @@ def example_inputs(
 def _timm_size(model: nn.Module) -> tuple[int, int, int] | None:
     """Channels, height and width that timm's configuration and the model as built agree on."""
     cfg: Any = getattr(model, "pretrained_cfg", None)
-    if not _is_from(model, "timm") or not cfg:
+    if not cfg or not any(base.__module__.startswith("timm.") for base in type(model).__mro__):
         return None
     channels, height, width = cfg["input_size"]
     # The configuration is the checkpoint's; the model may have been built for another size or number of channels.
@@ -80,10 +80,6 @@ def _torchvision_size(model: nn.Module) -> tuple[int, int, int] | None:
     default = INCEPTION_SIZE if type(model).__name__ == "Inception3" else TORCHVISION_SIZE
     side = getattr(model, "image_size", default)
     return 3, side, side
-
-
-def _is_from(model: nn.Module, package: str) -> bool:
-    return any(base.__module__.partition(".")[0] == package for base in type(model).__mro__)
 
 
 def _like_model(model: nn.Module, value: Tensor) -> Tensor:

@@ -175,12 +175,12 @@ class _Inputs:
 
         names = {base.__name__ for base in type(self.model).__mro__}
         families = (*_NEXT_TOKENS, *_CLASS_OF_SAMPLE, *_CLASS_OF_TOKEN, *_CLASS_OF_PIXEL, *_TRANSCRIPT)
-        tables = {name: getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in families}
-        listed = {
-            name: {c for v in table.values() for c in ((v,) if isinstance(v, str) else v)}
+        tables = {name: getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES").values() for name in families}
+        return {
+            name
             for name, table in tables.items()
+            if any(not names.isdisjoint((each,) if isinstance(each, str) else each) for each in table)
         }
-        return {name for name in families if names & listed[name]}
 
     def _target(self) -> Tensor:
         """Tokens for the decoder, beginning with its start token."""
@@ -230,13 +230,9 @@ class _Inputs:
         return torch.randn(self.batch, *size, generator=self.generator)
 
     def _check_required(self) -> None:
-        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        missing = [
-            name
-            for name, parameter in self.parameters.items()
-            if parameter.default is inspect.Parameter.empty and parameter.kind not in kinds and name not in self.inputs
-        ]
-        if missing:
+        parameters = (each for name, each in self.parameters.items() if name not in self.inputs)
+        named = (each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+        if missing := [each.name for each in named if each.default is each.empty]:
             raise self._unknown(f"its forward also needs {', '.join(missing)}")
 
     def _unknown(self, why: str) -> InputError:

@@ -55,7 +55,6 @@ class Ambient:
 
     Attributes:
         inputs: the tensors among the inputs, in order.
-        autocasts: number of open autocast regions of the model.
     """
 
     def __init__(self, model: nn.Module, writer: Writer) -> None:
@@ -65,7 +64,7 @@ class Ambient:
         self._noted: dict[tuple[Circumstance, Any, str], Seen] = {}
         self._set: set[str] = set()
         self.inputs: tuple[Tensor, ...] = ()
-        self.autocasts = 0
+        self._autocasts = 0  # open regions of the model
 
     def seen(self, called: Iterable[str]) -> tuple[Seen, ...]:
         """The circumstances that code of the graph read. Modules that it calls read theirs again at every run."""
@@ -78,7 +77,7 @@ class Ambient:
         if self._writer.paused:
             return
         if isinstance(circumstance, Setting) and circumstance.device is not None:
-            if self.autocasts:
+            if self._autocasts:
                 return
             if circumstance.device == self._writer.home_type:
                 circumstance = Setting(circumstance.name, "")
@@ -160,10 +159,19 @@ class Ambient:
             return None
         return self._writer.create("call_function", enter_gradients, (mode,), effect=True)
 
+    def enter_autocast(self, region: torch.autocast) -> Node:
+        """Write the start of an autocast region."""
+        writer = self._writer
+        self._autocasts += 1
+        arguments = (writer.device_type(region.device), region.fast_dtype, region._enabled, region._cache_enabled)
+        return writer.create("call_function", AUTOCAST[0], arguments, effect=True)
+
     def leave(self, entry: Node | None) -> None:
         """Write the end of the region that ``entry`` began."""
-        if entry is not None and not entry._erased:
-            self._writer.create("call_function", leave_gradients, (entry,), effect=True)
+        if entry is not None:
+            self._autocasts -= entry.target is AUTOCAST[0]
+            if not entry._erased:
+                self._writer.create("call_function", REGIONS[entry.target], (entry,), effect=True)
 
 
 TYPE_READS = frozenset({"type", "element_size", "result_type", "promote_types", "can_cast"})

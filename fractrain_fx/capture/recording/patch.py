@@ -56,7 +56,22 @@ class Calls:
         if recorder.writer.paused or path is None or module is self.root:
             return forward(module, *args, **kwargs)
         depth = Depth.LEAF if path in self._leaves else depth_of(module)
-        result = self._one_node(depth, path, forward, module, args, kwargs)
+
+        def inside() -> Any:
+            with recorder.inside(path, module):
+                result = forward(module, *args, **kwargs)
+                recorder.writer.require_known(result)
+                return result
+
+        def whole() -> Any:
+            with recorder.pause(), recorder.hidden.counted(MODULE, trained_only=True):
+                return forward(module, *plain(args), **plain(dict(kwargs)))
+
+        if depth is Depth.THROUGH:
+            result = inside()
+        else:
+            maybe = depth is Depth.MAYBE
+            result = self._one_node(path, args, kwargs, inside if maybe else whole, maybe)
         recorder.returned(path, result)
         return result
 
@@ -92,21 +107,13 @@ class Calls:
         return owner, callee.name, call
 
     def _one_node(
-        self,
-        depth: Depth,
-        path: str,
-        forward: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any], maybe: bool
     ) -> Any:
+        """Run a module and write it as one node; with ``maybe`` only if nothing inside it has to be seen."""
         recorder = self._recorder
-        if depth is Depth.THROUGH:
-            return self._through(path, forward, module, args, kwargs)
-        watched = recorder.watch(args, kwargs)
-        if depth is Depth.MAYBE:
-            mark = recorder.mark()
-            result = self._through(path, forward, module, args, kwargs)
+        watched, mark = recorder.watch(args, kwargs), recorder.mark()
+        result = run()
+        if maybe:
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
             passes_on = len(recorder.reads.of_values) > mark.reads and len(recorder.writer.obstacles) == mark.obstacles
@@ -114,9 +121,6 @@ class Calls:
             if seen or not same or hides_tensor(result) or not recorder.writes((args, kwargs)):
                 return result
             recorder.fold(mark)
-        else:
-            with recorder.pause(), recorder.hidden.counted(MODULE, trained_only=True):
-                result = forward(module, *plain(args), **plain(dict(kwargs)))
         with recorder.pause():
             lacks = f"returns a {type(result).__name__}" if hides_tensor(result) else ""
             try:
@@ -124,21 +128,7 @@ class Calls:
                     return recorder.write("call_module", path, args, kwargs, result, watched)
             except UnrepresentableError as error:
                 lacks = f"is given a {error}"
-            cause = f"its child {path!r} stays one node and {lacks}, which no graph holds"
-            recorder.writer.block(cause)
-            return result
-
-    def _through(
-        self,
-        path: str,
-        forward: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        with self._recorder.inside(path, module):
-            result = forward(module, *args, **kwargs)
-            self._recorder.writer.require_known(result)
+            recorder.writer.block(f"its child {path!r} stays one node and {lacks}, which no graph holds")
             return result
 
 
@@ -173,7 +163,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
     def enter_region(self: Any) -> Any:
         result = enter(self)
         if not recorder.writer.paused:
-            regions.setdefault(id(self), []).append(recorder.enter_autocast(self))
+            regions.setdefault(id(self), []).append(recorder.ambient.enter_autocast(self))
         return result
 
     def length(value: Any) -> Any:
@@ -188,7 +178,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
 
     def leave_region(self: Any, *error: Any) -> Any:
         if not recorder.writer.paused and regions.get(id(self)):
-            recorder.leave_autocast(regions[id(self)].pop())
+            recorder.ambient.leave(regions[id(self)].pop())
         return leave(self, *error)
 
     with (

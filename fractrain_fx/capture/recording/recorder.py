@@ -204,19 +204,6 @@ class Recorder(TorchFunctionMode):
     def _set_unseen(self) -> None:
         self.writer.block("it sets a generator of random numbers in a way that torch does not show")
 
-    def enter_autocast(self, region: torch.autocast) -> Node:
-        """Write the start of an autocast region."""
-        writer = self.writer
-        self.ambient.autocasts += 1
-        arguments = (writer.device_type(region.device), region.fast_dtype, region._enabled, region._cache_enabled)
-        return writer.create("call_function", torch.amp.autocast_mode._enter_autocast, arguments, effect=True)
-
-    def leave_autocast(self, entry: Node) -> None:
-        """Write the end of the autocast region that ``entry`` began."""
-        self.ambient.autocasts -= 1
-        if not entry._erased:
-            self.writer.create("call_function", torch.amp.autocast_mode._exit_autocast, (entry,), effect=True)
-
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
