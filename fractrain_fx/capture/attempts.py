@@ -26,29 +26,19 @@ from fractrain_fx.capture.recording.kept.one_node import OneNodeError, OneNodes
 from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle, UnrepresentableError
-from fractrain_fx.capture.sizes.guards import size_inputs
+from fractrain_fx.capture.sizes.guards import holds_sizes
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
 
-__all__ = ["EqualRecording", "Task", "record_until_equal"]
+__all__ = ["record_until_equal"]
 
 # If modules that are one node each hold this share of the parameters, little is left to choose bits for.
 _MOST = 0.5
 
 # If values are read at more places than this, and any of them decides what is computed, all are taken to.
 _APART = 4
-
-
-@dataclass(frozen=True)
-class Task:
-    """What to record: a model, a call, the dimension that holds the samples, and whether to compare."""
-
-    snapshot: Snapshot
-    example: Example
-    axis: int
-    check: bool
 
 
 @dataclass(frozen=True)
@@ -61,34 +51,44 @@ class EqualRecording:
     checked: bool
 
 
-def record_until_equal(task: Task) -> EqualRecording:
-    """Record; if values of inputs that hold sizes force most of the model into single nodes, for these values alone."""
-    sizes = size_inputs(task.example.tensors) if has_data(task.snapshot.model) else frozenset()
+def record_until_equal(snapshot: Snapshot, example: Example, axis: int, check: bool) -> EqualRecording:
+    """Record; if values of inputs that hold sizes force most of the model into single nodes, for these values alone.
+
+    Args:
+        snapshot: the model.
+        example: the call.
+        axis: the dimension that holds the samples.
+        check: compare graph and model.
+    """
+    compared, model = partial(_compared, snapshot, example, axis, check), snapshot.model
+    named = example.tensors.items() if has_data(model) else ()
+    sizes = frozenset(name for name, value in named if holds_sizes(value))
     try:
-        found = _compared(task)
+        found = compared()
     except CaptureError:
         if not sizes:
             raise
-        return _compared(task, sizes)
-    if not sizes or found.one_nodes.share(task.snapshot.model) < _MOST:
+        return compared(sizes)
+    if not sizes or found.one_nodes.share(model) < _MOST:
         return found
     try:
-        return min(found, _compared(task, sizes), key=lambda each: each.one_nodes.share(task.snapshot.model))
+        return min(found, compared(sizes), key=lambda each: each.one_nodes.share(model))
     except CaptureError:
         return found
 
 
-def _compared(task: Task, tied: frozenset[str] = frozenset()) -> EqualRecording:
+def _compared(
+    snapshot: Snapshot, example: Example, axis: int, check: bool, tied: frozenset[str] = frozenset()
+) -> EqualRecording:
     """Record and compare until graph and model agree, with more and more modules as one node each.
 
     The values of inputs in ``tied`` are fixed.
     """
-    snapshot, example, axis = task.snapshot, task.example, task.axis
     closed = {path: why for path, part in snapshot.model.named_modules() if path and (why := opaque_reason(part))}
     one_nodes = OneNodes(dict(closed))
     trials: list[Trial] = []
     batching = Batching.FIXED if tied else Batching.ROWS
-    if task.check:
+    if check:
         trials, batching = trials_of(snapshot, example, axis, grow=not tied)
     while True:
         try:

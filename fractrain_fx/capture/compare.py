@@ -13,7 +13,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fractrain_fx.capture.trees import items_of
 
-__all__ = ["copied", "difference", "same", "same_tensor"]
+__all__ = ["copied", "difference", "equal", "same", "same_tensor"]
 
 # Containers of a graph that is interpreted; its generated code makes plain ones.
 _MUTABLE: Mapping[type, type] = {immutable_dict: dict, immutable_list: list}
@@ -103,8 +103,13 @@ def same(before: Any, now: Any) -> bool:
         return len(before) == len(now) and all(map(same, before, now))
     if isinstance(before, dict):
         return list(before) == list(now) and all(same(before[key], now[key]) for key in before)
+    return equal(before, now)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values are of one type and equal; NaN equals NaN."""
     try:
-        return bool(before == now)
+        return type(a) is type(b) and bool(a == b or (a != a and b != b))
     except Exception:  # an object without a plain == counts as different
         return False
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.asked import Seen
-from fractrain_fx.capture.attempts import Task, record_until_equal
+from fractrain_fx.capture.attempts import record_until_equal
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.first_call import FloatGraph, first_difference
 from fractrain_fx.capture.checking.guard_check import Guards
@@ -156,7 +156,7 @@ def record(
         snapshot = _fill_caches(model, example, around) if real else Snapshot(model, around)
         arguments.notes(model, None)  # a changed object would be another argument in the next run
         with snapshot.preserved(), torch.enable_grad(), around.applied(model):
-            found = record_until_equal(Task(snapshot, example, batch_axis, check and real))
+            found = record_until_equal(snapshot, example, batch_axis, check and real)
     graphs, runs, mode = found.attempt.graphs, found.attempt.runs, model.training
     python, typed = PythonState.joined(run.python for run in runs.values()), runs[True].typed | runs[False].typed
     shared = graphs[True] is graphs[False]

@@ -26,7 +26,6 @@ __all__ = [
     "function_node",
     "getter_name",
     "is_product",
-    "is_setter",
     "operator_name",
     "resolve",
 ]
@@ -124,11 +123,6 @@ def getter_name(func: Any) -> str | None:
     return str(getattr(owner, "__name__", None) or owner.fget.__name__)
 
 
-def is_setter(func: Any) -> bool:
-    """Whether a property call writes."""
-    return str(func.__name__) == "__set__"
-
-
 def resolve(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Target, tuple[Any, ...]]:
@@ -161,9 +155,7 @@ def _without_override_check(func: Any) -> Callable[..., Any]:
     return copy
 
 
-_THROUGH: Mapping[Any, Callable[..., Any]] = {
-    F.multi_head_attention_forward: _without_override_check(F.multi_head_attention_forward),
-}
+_attention = _without_override_check(F.multi_head_attention_forward)
 
 
 def _with_batch(func: Any) -> Callable[..., Any]:
@@ -183,7 +175,4 @@ def call_through(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         x, weight = given.get("input"), given.get("weight")
         if args and isinstance(x, Tensor) and isinstance(weight, Tensor) and x.ndim == weight.ndim - 1:
             return _with_batch(func)
-    try:
-        return _THROUGH.get(func)
-    except TypeError:
-        return None
+    return _attention if func is F.multi_head_attention_forward else None

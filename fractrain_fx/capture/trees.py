@@ -29,6 +29,7 @@ __all__ = [
     "map_tensors",
     "map_tree",
     "tensors_in",
+    "version_of",
 ]
 
 DISTRIBUTED = (torch.distributions.Distribution, torch.distributions.Transform)
@@ -40,16 +41,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DICTIONARIES = (dict, immutable_dict)
 
 
-_SILENT = {
-    "__class_getitem__",
-    "__doc__",
-    "__getattribute__",
-    "__hash__",
-    "__init__",
-    "__new__",
-    "__repr__",
-    "__sizeof__",
-}
+# Names of a list that read none of its values, or only for a message.
+_SILENT = {"__class_getitem__", "__doc__", "__getattribute__", "__hash__", "__init__", "__new__"}
+_SILENT |= {"__repr__", "__sizeof__"}
 
 
 class ValueList(list[Any]):
@@ -110,6 +104,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def is_strided(x: Tensor) -> bool:
     """Whether a tensor has a number at each place, and is neither sparse nor nested."""
     return x.layout is torch.strided and not x.is_nested
+
+
+def version_of(x: Tensor) -> int:
+    """The number of changes of a tensor so far."""
+    # An inference tensor has no version, and cannot be changed outside inference mode.
+    return 0 if x.is_inference() else x._version
 
 
 def holds_tensor(value: Any) -> bool:

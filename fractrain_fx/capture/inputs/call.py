@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fractrain_fx.capture.compare import equal
 from fractrain_fx.capture.inputs.form import attributes_of, fits, form_of, require_tensors, shown_form
 from fractrain_fx.capture.source import forward_line, in_words
 from fractrain_fx.capture.trees import PLAIN, holds_tensor, items_of, map_tensors
@@ -188,7 +189,7 @@ def _same(before: _Parts, now: _Parts, key: Any) -> bool:
     if key not in before or key not in now:
         return False
     a, b = before[key], now[key]
-    return a is b or (isinstance(a, PLAIN) and type(a) is type(b) and (a == b or a != a))
+    return a is b or (isinstance(a, PLAIN) and equal(a, b))
 
 
 def _inside(value: Any) -> Iterator[int]:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.trees import PLAIN, fields_of, items_of
+from fractrain_fx.capture.compare import equal
+from fractrain_fx.capture.trees import PLAIN, fields_of, items_of, version_of
 from fractrain_fx.errors import InputError
 
 __all__ = ["Kind", "attributes_of", "fits", "form_of", "kind_of", "require_tensors", "shown_form"]
@@ -54,7 +55,7 @@ def form_of(value: Any) -> Any:
 def _form(value: Any, *, hidden: bool, seen: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         # A tensor in an object is a constant of the graph.
-        return _Held(value, _version(value)) if hidden else kind_of(value.dtype)
+        return _Held(value, version_of(value)) if hidden else kind_of(value.dtype)
     if isinstance(value, PLAIN):
         return value
     if id(value) in seen:
@@ -116,7 +117,7 @@ class _Object:
         compared.add((id(self), id(value)))
         items = items_of(value)
         if items is None or self.items is None:
-            if value is not self.holder and not _equal(value, self.holder):
+            if value is not self.holder and not equal(value, self.holder):
                 return False
         else:
             if [key for key, _ in items] != [key for key, _ in self.items]:
@@ -139,7 +140,7 @@ def fits(form: Any, value: Any, compared: set[tuple[int, int]] | None = None) ->
     """Whether a value has a form. The order of keys counts, because code may read values in order."""
     if isinstance(value, Tensor):
         if isinstance(form, _Held):
-            return value is form.tensor and _version(value) == form.version
+            return value is form.tensor and version_of(value) == form.version
         return kind_of(value.dtype) is form
     if type(value) is type(form):
         if isinstance(value, (list, tuple)):
@@ -149,19 +150,8 @@ def fits(form: Any, value: Any, compared: set[tuple[int, int]] | None = None) ->
         if isinstance(value, slice):
             pairs = ((form.start, value.start), (form.stop, value.stop), (form.step, value.step))
             return all(fits(a, b, compared) for a, b in pairs)
-        return _equal(form, value)
+        return equal(form, value)
     return isinstance(form, _Object) and form.fits(value, set() if compared is None else compared)
-
-
-def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
-
-
-def _equal(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b) or (a != a and b != b)
-    except Exception:  # an object without a plain ==
-        return False
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:

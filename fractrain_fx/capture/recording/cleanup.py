@@ -10,8 +10,9 @@ from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
+from fractrain_fx.capture.compare import equal
 from fractrain_fx.capture.recording.ambient import REGIONS
-from fractrain_fx.capture.recording.constants import Additions, same_constant
+from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.writer import SHAPE
 from fractrain_fx.capture.source import CAPTURE
 from fractrain_fx.capture.targets import IN_PLACE_OPERATORS
@@ -120,7 +121,7 @@ def _follow_mode(node: Node, other: Node, additions: Additions) -> None:
 
     def followed(ours: Any) -> Any:
         theirs = next(others)
-        if isinstance(ours, Node) or same_constant(ours, theirs):
+        if isinstance(ours, Node) or equal(ours, theirs):
             return ours
         made = node.graph.call_module(additions.switch(ours, theirs))
         made.meta["nn_module_stack"] = node.meta["nn_module_stack"]
@@ -152,7 +153,7 @@ def _changes(train: Graph, evaluation: Graph, additions: Additions) -> list[tupl
         constants = []
         for a, b in zip(mine, others, strict=True):
             if not isinstance(a, Node) and not isinstance(b, Node):
-                constants.append(same_constant(a, b))
+                constants.append(equal(a, b))
             elif not _same_node(a, b, pairs, additions):
                 return None
         if not all(constants):

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WRITTEN", "Additions", "ModeSwitch", "TensorWrite", "same_constant"]
+from fractrain_fx.capture.compare import equal
+
+__all__ = ["WRITTEN", "Additions", "ModeSwitch", "TensorWrite"]
 
 WRITTEN = "written"
 """Key of a recorded module's ``meta``: names of the parameters that its forward changes."""
@@ -83,7 +85,7 @@ class Additions:
     def switch(self, train_value: Any, eval_value: Any) -> str:
         """Add a :class:`ModeSwitch` of two values; returns its qualified name."""
         for known_train, known_eval, path in self._switches:
-            if same_constant(known_train, train_value) and same_constant(known_eval, eval_value):
+            if equal(known_train, train_value) and equal(known_eval, eval_value):
                 return path
         name = str(len(self._switches))
         self._child("mode").add_module(name, ModeSwitch(train_value, eval_value))
@@ -117,8 +119,3 @@ class Additions:
         if name not in self.root._modules:
             self.root.add_module(name, nn.Module())
         return self.root.get_submodule(name)
-
-
-def same_constant(a: Any, b: Any) -> bool:
-    """Whether two constants of a graph are of one type and equal; NaN equals NaN."""
-    return type(a) is type(b) and bool(a == b or (a != a and b != b))

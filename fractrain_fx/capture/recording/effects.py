@@ -22,6 +22,7 @@ from fractrain_fx.capture.sizes.standins import stand_in
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import is_within
 from fractrain_fx.capture.targets import function_node
+from fractrain_fx.capture.trees import version_of
 
 if TYPE_CHECKING:
     from fractrain_fx.capture.recording.recorder import Recorder
@@ -61,14 +62,14 @@ class Effects:
         if not all(map(torch.equal, self._random, states)):
             self._random = states
             self._moved()
-        return Watch(tuple((x, _version_of(x)) for x in tensors), self._draws)
+        return Watch(tuple((x, version_of(x)) for x in tensors), self._draws)
 
     def since(self, watch: Watch) -> tuple[list[Tensor], bool]:
         """Tensors written since the watch began, and whether random numbers were drawn."""
         before = self._random
         self.accept()
         self._draws += not all(map(torch.equal, before, self._random))
-        return [x for x, version in watch.versions if _version_of(x) != version], self._draws > watch.draws
+        return [x for x, version in watch.versions if version_of(x) != version], self._draws > watch.draws
 
     def accept(self) -> None:
         """Take the present states of the generators as known."""
@@ -128,12 +129,6 @@ def _write_seed(recorder: Recorder, real: Callable[..., Any], args: tuple[Any, .
     return result
 
 
-def _version_of(x: Tensor) -> int:
-    """The number of changes of a tensor so far."""
-    # An inference tensor has no version, and cannot be changed outside inference mode.
-    return 0 if x.is_inference() else x._version
-
-
 class Written:
     """Writes a node for each buffer, or tensor of a module that stays one node, that code sets, in its order."""
 
@@ -142,7 +137,7 @@ class Written:
         self._owners = {id(module): (path, module) for path, module in model.named_modules()}
         self._present = {(path, name): x for path, each in self._owners.values() for name, x in each._buffers.items()}
         self._set: list[tuple[str, Node]] = []
-        self._versions = [(name, p, _version_of(p)) for name, p in model.named_parameters()]
+        self._versions = [(name, p, version_of(p)) for name, p in model.named_parameters()]
 
     def setter(self, real: Callable[..., None]) -> Callable[..., None]:
         """Stand in for ``nn.Module.__setattr__``."""
@@ -165,7 +160,7 @@ class Written:
 
         Only modules that the graph calls read attributes when it runs, such as the weight that is set on an LSTM.
         """
-        changed = (name for name, p, version in self._versions if _version_of(p) != version)
+        changed = (name for name, p, version in self._versions if version_of(p) != version)
         self._writer.additions.written.update(changed)
         called = {str(node.target) for node in self._writer.graph.find_nodes(op="call_module")}
         for path, node in reversed(self._set):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -45,17 +45,13 @@ def _require_as_recorded(value: bool | Tensor, recorded: bool, message: str) -> 
         )
 
 
+@cache
 def _contiguous_in(memory_format: torch.memory_format) -> Callable[..., bool]:
     def is_contiguous(*numbers: int) -> bool:
         size, stride = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
         return torch.empty_strided(size, stride, device="meta").is_contiguous(memory_format=memory_format)
 
     return is_contiguous
-
-
-_CONTIGUOUS = {
-    each: _contiguous_in(each) for each in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-}
 
 
 class PythonReads:
@@ -105,7 +101,7 @@ class PythonReads:
         """Note that Python code asked whether a tensor is contiguous, which its sizes and strides decide."""
         if not self._writer.paused and self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
             numbers = (*self.shape(x), *self.shape(x, torch.Tensor.stride))
-            self._note(_CONTIGUOUS[memory_format or torch.contiguous_format], numbers, value, sys._getframe(1))
+            self._note(_contiguous_in(memory_format or torch.contiguous_format), numbers, value, sys._getframe(1))
         return value
 
     def saw(self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> None:
@@ -207,11 +203,16 @@ class PythonReads:
         masked = name in ("__getitem__", "getitem") and has_mask(args[1])
         for x in tensors_in(args if read else deciding(name, args)):
             if writer.depends(x, Source.DATA):
-                if isinstance(result, bool) and self._is_check(name, x, result, frame):
-                    self._assert_as_recorded(x, result, place_of(frame))
+                node = writer.node_of(x)
+                if isinstance(result, bool) and (
+                    tests_for_overflow(node) or guards_an_error(frame, result, called=name == "item")
+                ):
+                    # The graph raises where the model would handle an error or overflow: it lacks that branch.
+                    message = f"a test of values, {result} when recorded, is {not result} at {place_of(frame)}"
+                    writer.create("call_function", _require_as_recorded, (node, result, message), effect=True)
                     continue
                 call = "indexing with a boolean mask" if masked else f"{name}()"
-                self._block(writer.node_of(x), call, frame)
+                self._block(node, call, frame)
             elif self.read_tied is None and writer.depends(x, Source.TIED):
                 self.read_tied = writer.path, place_of(frame)
         return result
@@ -254,12 +255,3 @@ class PythonReads:
         if writer.made_from(node, Source.RANDOM) and not writer.made_from(node, Source.INPUT):
             cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
         return Obstacle(writer.path, cause, tuple(callees(frame, self._paths)), place_of(frame).line_only)
-
-    def _is_check(self, name: str, x: Tensor, value: bool, frame: FrameType) -> bool:
-        return tests_for_overflow(self._writer.node_of(x)) or guards_an_error(frame, value, called=name == "item")
-
-    def _assert_as_recorded(self, x: Tensor, value: bool, place: Place) -> None:
-        """Make the graph raise where the model would handle an error or overflow: it lacks that branch."""
-        message = f"a test of values, {value} when recorded, is {not value} at {place}"
-        arguments = (self._writer.node_of(x), value, message)
-        self._writer.create("call_function", _require_as_recorded, arguments, effect=True)

@@ -262,12 +262,12 @@ class Recorder(TorchFunctionMode):
         if name == "nbytes":
             return self.size("numel", args, {}) * args[0].element_size()
         watched = self.watch(args, {})
-        result = func(*plain(args))
-        if name in GRADIENT_READS and not targets.is_setter(func):
+        result, sets = func(*plain(args)), func.__name__ == "__set__"
+        if name in GRADIENT_READS and not sets:
             self.ambient.read_gradient(args[0], name, sys._getframe(2))
             if name == "grad_fn" and result is not None and not by_library(sys._getframe(2)):
                 return History(result, self)
-        if targets.is_setter(func):
+        if sets:
             arguments = tuple(argument(self.writer, value) for value in (args[0], name, args[1]))
             self.writer.create("call_function", setattr, arguments, effect=True)
             self.writer.forget_detached(arguments[0])

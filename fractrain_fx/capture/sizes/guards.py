@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.graph import magic_methods
 
-__all__ = ["Expression", "Guard", "InputValues", "Place", "Size", "holds_sizes", "place_of", "size_inputs"]
+__all__ = ["Expression", "Guard", "InputValues", "Place", "Size", "holds_sizes", "place_of"]
 
 # How generated code writes operations on two operands, such as ``{} < {}``.
 _WRITTEN = {getattr(operator, name, None): words for name, words in magic_methods.items() if words.count("{}") == 2}
@@ -174,11 +174,6 @@ def holds_sizes(value: Any) -> bool:
     if not isinstance(value, Tensor) or value.ndim != 2 or value.shape[1] not in _NUMBERS:
         return False
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-
-
-def size_inputs(tensors: Mapping[str, Any]) -> frozenset[str]:
-    """Names of the inputs that hold sizes."""
-    return frozenset(name for name, value in tensors.items() if holds_sizes(value))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -133,12 +134,13 @@ def symbol(value: Any, op: Callable[..., Any], operands: tuple[Any, ...]) -> Any
     return made
 
 
+@cache
 def _of_numpy(ufunc: Any) -> Callable[..., Any]:
     def call(*numbers: Any) -> Any:
         return ufunc(*numbers).item()
 
     call.__name__ = call.__qualname__ = f"numpy_{ufunc.__name__}"
-    return _NUMPY.setdefault(ufunc, call)
+    return call
 
 
 def seen(value: Any) -> Any:
@@ -149,7 +151,6 @@ def seen(value: Any) -> Any:
 # The types themselves: while a model is recorded, files may see stand-ins under their names.
 _INT, _FLOAT = int, float
 _LARGE = 1e300
-_NUMPY: dict[Any, Callable[..., Any]] = {}
 
 
 def _binary(op: Callable[..., Any], reflected: bool) -> Callable[[Any, Any], Any]:
