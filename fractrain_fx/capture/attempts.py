@@ -188,11 +188,11 @@ def _run(
     call = example.renewed()
     for name, value in call.tensors.items():
         map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
-    inputs, arguments = list(tensors_in(call.tensors)), Arguments(call)
+    recorder.ambient.inputs = tuple(tensors_in(call.tensors))
+    arguments = Arguments(call)
     calls = Calls(model, recorder, one_nodes.modules)
     try:
         outside = Outside(model, recorder)
-        recorder.ambient.inputs = tuple(tensors_in(call.tensors))
         watched = snapshot.surroundings.watched(recorder.ambient)
         with snapshot.preserved(), watched, recording(recorder, calls, one_nodes.callees):
             snapshot.set_mode(train)
@@ -228,6 +228,6 @@ def _run(
     if line := snapshot.surroundings.left_off:
         notes.append(f"forward leaves gradients switched off for the code after it ({line}), which a graph does not do")
     python = outside.state(writer.graph, notes)
-    held = Guards(guards, writer.graph, values), python, seen, recorder.types.inputs(inputs)
+    held = Guards(guards, writer.graph, values), python, seen, recorder.ambient.typed_inputs()
     writer.release()
     return Run(writer.graph, recorder.returns, *held)

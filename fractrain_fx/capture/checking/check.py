@@ -18,16 +18,7 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import CaptureError
 
-__all__ = [
-    "ROUNDING",
-    "Batching",
-    "Mismatch",
-    "Trial",
-    "find_mismatch",
-    "repeated",
-    "trial_of",
-    "trials_of",
-]
+__all__ = ["ROUNDING", "Batching", "Mismatch", "Trial", "find_mismatch", "repeated", "trial_of", "trials_of"]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
 # nothing instead of no mask). The graph equals that path bit for bit, and the usual path up to this relative rounding.
@@ -93,7 +84,7 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
             for train, samples in ((False, 2 * size + 1), (True, size + 1))
         }
         try:
-            runs = [trial_of(snapshot, call, train) for train, call in grown.items()]
+            return [trial_of(snapshot, call, train) for train, call in grown.items()], batching
         except Exception as error:  # a model may raise anything for a batch size that it does not take
             if isinstance(error, torch.AcceleratorError):  # it ended all work of a GPU
                 raise CaptureError(
@@ -101,13 +92,10 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
                     "it no more: start anew, rewrite the model on the CPU and move it then "
                     f"(fractrainify(model).to('cuda')), or pass check=False ({error})"
                 ) from error
-            continue
-        return runs, batching
     try:
-        runs = [trial_of(snapshot, example, train) for train in (False, True)]
+        return [trial_of(snapshot, example, train) for train in (False, True)], Batching.FIXED
     except Exception as error:  # a model may raise anything for inputs that it does not take
         raise rejection(type(snapshot.model).__name__, error) from error
-    return runs, Batching.FIXED
 
 
 def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:

@@ -158,7 +158,9 @@ class Attributes:
             if name == "training" and id(holder) in places:
                 ambient.read_mode(places[id(holder)][1], value, sys._getframe(1))
             if name == "__dict__" and id(holder) in places and not (writer.paused or by_library(sys._getframe(1))):
-                self._note_all(holder, value)
+                for key, held in list(value.items()):  # code may read any of them
+                    if self._sees(holder, key) and _is_plain(holder, key, held):
+                        self._note_read(holder, key, held)
             if self._sees(holder, name) and ((id(holder), name) in self.accesses or _is_plain(holder, name, value)):
                 self._note_read(holder, name, value)
             return value
@@ -211,12 +213,6 @@ class Attributes:
         if isinstance(value, SimpleNamespace) and id(value) in self._places:  # its reads cannot be watched
             for field_name, part in vars(value).items():
                 self._note_read(value, field_name, part)
-
-    def _note_all(self, holder: Any, attributes: dict[str, Any]) -> None:
-        """Note that code reads the dictionary of a holder, and so any of its attributes."""
-        for name, value in list(attributes.items()):
-            if self._sees(holder, name) and _is_plain(holder, name, value):
-                self._note_read(holder, name, value)
 
     def _access(self, holder: Any, name: str, value: Any, carried: bool) -> Access:
         _, path, held = self._places[id(holder)]

@@ -192,7 +192,7 @@ class OriginalCheck:
 
     def _note(self) -> None:
         places = [(each.names, each.access.place.name, each.raw) for each in self._attributes]
-        places += [*self.structure.children(), *self.structure.tensorless()]
+        places += [*self.structure.children(), *((held, name, None) for _, held, name in self.structure.tensorless())]
         self._dictionaries = [dictionary for dictionary, _, _ in places]
         self._names = [name for _, name, _ in places]
         self._values = [value for _, _, value in places]

@@ -111,7 +111,7 @@ class Outside:
                 f"forward leaves values in {listed(f'{each.place} ({each.line})' for each in left)}, which the "
                 "rewritten model does not set: return them from forward if a loss or a log needs them"
             )
-        return PythonState(tuple(read), (*found, *notes), self._recorder.types.floating, self._recorder.checkpointed)
+        return PythonState(tuple(read), (*found, *notes), self._recorder.ambient.floating, self._recorder.checkpointed)
 
     def _decided(self, access: Access, called: set[str]) -> bool:
         # An attribute that the forward changes is kept up to date by the forward itself.

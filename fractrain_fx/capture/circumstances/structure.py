@@ -53,7 +53,7 @@ class Structure:
         """Take the present parameters and buffers for those of the graph."""
         self._shapes = {name: _shape(x) for name, x in _tensors(self._modules)}
         self._ties = _ties(self._modules)
-        self._empty = list(self._without_tensor())
+        self._empty = list(self.tensorless())
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -74,10 +74,12 @@ class Structure:
             if not is_within(path, self._called):
                 yield module._buffers
 
-    def tensorless(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """For each parameter and buffer that is ``None``, as :meth:`children`."""
-        for _, tensors, name in self._without_tensor():
-            yield tensors, name, None
+    def tensorless(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """For each parameter and buffer that is ``None``: its full name, its module's dictionary, its name there."""
+        for path, module in self._modules.items():
+            if not is_within(path, self._called):
+                for held in (module._parameters, module._buffers):
+                    yield from ((_joined(path, name), held, name) for name, x in held.items() if x is None)
 
     def differences(self) -> list[str]:
         """The differences in words: first modules, then parameters of unchanged modules."""
@@ -120,13 +122,6 @@ class Structure:
             if first is not None and all(x is not None and same_tensor(first, x) for x in found):
                 for parameters, name in owners:
                     parameters[name] = first
-
-    def _without_tensor(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """For each parameter and buffer that is ``None``: its full name, its module's dictionary, its name there."""
-        for path, module in self._modules.items():
-            if not is_within(path, self._called):
-                for held in (module._parameters, module._buffers):
-                    yield from ((_joined(path, name), held, name) for name, x in held.items() if x is None)
 
     def _tensor_differences(self, others: set[str]) -> list[str]:
         tensors = dict(_tensors(self._modules))

@@ -26,7 +26,7 @@ from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
 from fractrain_fx.capture.source import by_library, is_within
 
-__all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "Types", "computed_from"]
+__all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "computed_from"]
 
 AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
@@ -55,6 +55,8 @@ class Ambient:
 
     Attributes:
         inputs: the tensors among the inputs, in order.
+        types: the nodes whose types code read, with the kinds of these types.
+        floating: whether code read the floating type of a tensor.
     """
 
     def __init__(self, model: nn.Module, writer: Writer) -> None:
@@ -64,6 +66,8 @@ class Ambient:
         self._noted: dict[tuple[Circumstance, Any, str], Seen] = {}
         self._set: set[str] = set()
         self.inputs: tuple[Tensor, ...] = ()
+        self.types: list[tuple[Node, Kind]] = []
+        self.floating = False
         self._autocasts = 0  # open regions of the model
 
     def seen(self, called: Iterable[str]) -> tuple[Seen, ...]:
@@ -153,6 +157,23 @@ class Ambient:
                 names |= dict.fromkeys(f"{target}.{name}" for name, _ in part.named_parameters())
         return RequiresGrad(tuple(names), tuple(inputs))
 
+    def read_types(self, tensors: Iterable[Tensor]) -> None:
+        """Note that code read the types of these tensors."""
+        for x in tensors:
+            dtype, node = x.dtype, self._writer.known(x)
+            self.floating |= dtype.is_floating_point
+            if node is not None:
+                self.types.append((node, kind_of(dtype)))
+
+    def typed_inputs(self) -> frozenset[int]:
+        """The numbers of the inputs whose exact type the recorded code may have read, itself or of what it computed.
+
+        A type can only come from inputs of the same kind: embeddings of 32-bit tokens have the type of the weight.
+        """
+        reached = {kind: computed_from(node for node, each in self.types if each is kind) for _, kind in self.types}
+        found = ((i, self._writer.known(x), kind_of(x.dtype)) for i, x in enumerate(self.inputs))
+        return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
+
     def enter(self, mode: bool = True) -> Node | None:
         """Write that gradients are on (or off) from here, whatever the mode around the call."""
         if self._writer.paused:
@@ -176,37 +197,6 @@ class Ambient:
 
 TYPE_READS = frozenset({"type", "element_size", "result_type", "promote_types", "can_cast"})
 """Functions and methods whose results follow from the types of their arguments."""
-
-
-class Types:
-    """The types that code read.
-
-    Attributes:
-        floating: whether code read the floating type of a tensor.
-        seen: the nodes whose types code read, with the kinds of these types.
-    """
-
-    def __init__(self, writer: Writer) -> None:
-        self.floating = False
-        self._writer = writer
-        self.seen: list[tuple[Node, Kind]] = []
-
-    def read(self, tensors: Iterable[Tensor]) -> None:
-        """Note that code read the types of these tensors."""
-        for x in tensors:
-            dtype, node = x.dtype, self._writer.known(x)
-            self.floating |= dtype.is_floating_point
-            if node is not None:
-                self.seen.append((node, kind_of(dtype)))
-
-    def inputs(self, tensors: Iterable[Tensor]) -> frozenset[int]:
-        """The numbers of the inputs whose exact type the recorded code may have read, itself or of what it computed.
-
-        A type can only come from inputs of the same kind: embeddings of 32-bit tokens have the type of the weight.
-        """
-        reached = {kind: computed_from(node for node, each in self.seen if each is kind) for _, kind in self.seen}
-        found = ((i, self._writer.known(x), kind_of(x.dtype)) for i, x in enumerate(tensors))
-        return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
 
 
 def computed_from(nodes: Iterable[Node]) -> dict[Node, None]:

@@ -18,15 +18,7 @@ from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.writer import Obstacle, Source, Writer
 from fractrain_fx.capture.sizes.guards import Expression, Guard, InputValues, Place, Size, place_of
 from fractrain_fx.capture.sizes.results import decided_dims, deciding, guards_an_error, part_count, tests_for_overflow
-from fractrain_fx.capture.sizes.symbolic import (
-    READS,
-    Symbol,
-    plain,
-    spoofed,
-    symbol,
-    symbolic_shape,
-    value_of,
-)
+from fractrain_fx.capture.sizes.symbolic import READS, Symbol, plain, spoofed, symbol, symbolic_shape, value_of
 from fractrain_fx.capture.source import by_capture
 from fractrain_fx.capture.trees import ValueList, has_mask, tensors_in
 from fractrain_fx.errors import InputError

@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
-from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient, Types
+from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, Watch, Written
@@ -56,13 +56,12 @@ class Recorder(TorchFunctionMode):
         reads: the sizes and values that Python code read.
         returns: module calls in the order in which they ended.
         contractions: number of written contractions through which a gradient flows.
-        types: the types that code read.
         checkpointed: whether code asked for activation checkpointing.
         failed: path of the innermost module in whose forward an error was raised.
         paths: path of each module of the model, by identity.
         refused: functions and methods that cannot be kept as one call, although they should.
         hidden: the contractions inside a call that becomes one node.
-        ambient: the circumstances that Python code read.
+        ambient: the circumstances, and the types, that Python code read.
         effects: watches tensors and torch's random generators.
         handles: the handles of hooks on tensors, each with its node, by identity.
         codes: the model's own code that made calls, with its global variables.
@@ -74,7 +73,6 @@ class Recorder(TorchFunctionMode):
         self.writer = Writer(model, additions)
         self.returns: list[Return] = []
         self.contractions = 0
-        self.types = Types(self.writer)
         self.failed = ""
         self.checkpointed = False
         self.paths = {id(module): path for path, module in model.named_modules()}
@@ -121,7 +119,7 @@ class Recorder(TorchFunctionMode):
 
     def _noted(self) -> tuple[list[Any], ...]:
         """Everything that is noted in order, as in :class:`Mark`."""
-        return self.writer.obstacles, self.reads.of_values, self.reads.looks, self.types.seen, self.returns
+        return self.writer.obstacles, self.reads.of_values, self.reads.looks, self.ambient.types, self.returns
 
     def fold(self, mark: Mark) -> None:
         """Remove everything that was written since ``mark``; the node that comes instead has notes on its products."""
@@ -229,7 +227,7 @@ class Recorder(TorchFunctionMode):
             self.ambient.read_inference(args[0], func(*args), sys._getframe(1))
         watched = self.watch(args, kwargs)
         if name in TYPE_READS:
-            self.types.read(tensors_in((args, kwargs)))
+            self.ambient.read_types(tensors_in((args, kwargs)))
         result = self.reads.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
         if (operator := targets.operator_name(func)) is not None:
             known = contractions_in_operator(operator, (args, kwargs))
@@ -256,7 +254,7 @@ class Recorder(TorchFunctionMode):
             self.ambient.read_shape(args[0], sys._getframe(2))
             return self.reads.shape(args[0])
         if name in ("nbytes", "itemsize", "dtype"):
-            self.types.read(args)
+            self.ambient.read_types(args)
         if name == "_version" and not by_library(sys._getframe(2)):
             self.writer.block("it reads the version counter of a tensor")
         if name == "nbytes":

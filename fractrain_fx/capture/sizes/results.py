@@ -1,4 +1,4 @@
-"""Values behind a call: sizes of results that data decide, as of ``nonzero``, numbers of parts, tests for errors."""
+"""Consequences of values: sizes of results (``nonzero``), numbers of parts, and tests that only raise an error."""
 
 from __future__ import annotations
 
