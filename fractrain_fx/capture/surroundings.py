@@ -48,7 +48,7 @@ class Surroundings:
 
     @classmethod
     def present(cls, mode: bool) -> Surroundings:
-        """Those of a call that is made now in this mode."""
+        """The surroundings of a call that is made now in this mode."""
         return cls(mode, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
 
     @contextlib.contextmanager

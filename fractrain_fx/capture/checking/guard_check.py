@@ -146,7 +146,7 @@ class Guards:
 
 
 def _read(wanted: Iterable[Size], value_of: Callable[[Node], Any]) -> dict[Size, int]:
-    """Those of the wanted sizes whose tensors are known."""
+    """The wanted sizes of tensors that are known."""
     values = ((size, value_of(size.node)) for size in wanted)
     found = ((size, value) for size, value in values if isinstance(value, Tensor) and size.dim < value.ndim)
     return {size: getattr(value, size.read)(size.dim) for size, value in found}

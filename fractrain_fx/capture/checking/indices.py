@@ -52,7 +52,7 @@ def _flat(x: Tensor, index: Tensor, *_: Any) -> Iterator[Lookup]:
 
 
 def _each(x: Tensor, indices: Sequence[Tensor | None], *_: Any) -> Iterator[Lookup]:
-    """Those of ``x[i, :, j]``; a mask takes as many dimensions as it has, and is never out of range."""
+    """The index tensors of ``x[i, :, j]``. A mask takes as many dimensions as it has, and is never out of range."""
     dim = 0
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):

@@ -45,7 +45,7 @@ def join_whole_lists(graph: Graph) -> set[Node]:
     before any node is erased: while each part still has its node, these show whether a list has all parts.
 
     Returns:
-        The ``unbind`` and ``split`` nodes of which no part is used alone any more: the graph holds for any number.
+        The ``unbind`` and ``split`` nodes whose parts are only read as a whole list: the graph holds for any number.
     """
     sources: set[Node] = set()
     for node in graph.nodes:
