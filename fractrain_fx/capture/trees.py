@@ -58,7 +58,7 @@ class ValueList(list[Any]):
     def __init__(self, items: Iterable[Any], source: Node, noticed: Callable[[FrameType], None]) -> None:
         super().__init__(items)
         self.source = source
-        self._noticed = noticed
+        self.noticed = noticed
 
     def unread(self) -> list[Any]:
         """The values, without calling ``noticed``."""
@@ -69,7 +69,7 @@ def _noticed(name: str) -> Callable[..., Any]:
     real = getattr(list, name)
 
     def method(self: ValueList, *args: Any, **kwargs: Any) -> Any:
-        self._noticed(sys._getframe(1))
+        self.noticed(sys._getframe(1))
         return real(self, *args, **kwargs)
 
     return method

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture.replaced import Place
 from fractrain_fx.capture.sizes.symbolic import Symbol, has_symbols, number_of, observe, plain, seen
-from fractrain_fx.capture.trees import leaves_in
+from fractrain_fx.capture.trees import ValueList, leaves_in
 
 __all__ = ["files_of", "stand_in", "standins"]
 
@@ -99,6 +99,8 @@ def _symbolic(real: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs or not any(map(_is_symbol, args)):
             for each in leaves_in((args, kwargs)):
+                if isinstance(each, ValueList):
+                    each.noticed(sys._getframe(1))
                 seen(each)
             return real(*plain(args), **plain(kwargs))
         return number_of(real, args)

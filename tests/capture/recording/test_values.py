@@ -283,6 +283,10 @@ def measures_a_text(model: Net, y: Tensor, x: Tensor) -> Any:
     return y * len(str(y.mean().item()))
 
 
+def adds_up_exactly(model: Net, y: Tensor, x: Tensor) -> Any:
+    return y + math.fsum((y > 0).sum(1).tolist())  # a function that is replaced, to see what it gets
+
+
 def adds_up_over_calls(model: Any, y: Tensor, x: Tensor) -> Any:
     model.total = getattr(model, "total", 0.0) + y.mean().item()
     return y, model.total
@@ -292,7 +296,7 @@ def adds_up_over_calls(model: Any, y: Tensor, x: Tensor) -> Any:
     "after",
     [
         *(indexes_a_list, gives_a_text, formats_by_percent, dumps_json, looks_up_a_name, cuts, makes_a_size, repeats),
-        *(branches, takes_the_larger, measures_a_text, adds_up_over_calls),
+        *(branches, takes_the_larger, measures_a_text, adds_up_exactly, adds_up_over_calls),
     ],
 )
 def test_values_that_python_decides_by_are_refused_with_their_line(after: Callable[..., Any]) -> None:
