@@ -1,6 +1,6 @@
-"""Side effects: tensors that a call changed, random numbers that it drew, generators and state that code sets.
+"""Side effects: tensors that a call changed, random numbers that it drew, and generators and tensors that code sets.
 
-State that a forward changes are parameters, buffers (``self.mean = ...``), and weights of modules that it sets.
+The tensors are parameters, buffers (``self.mean = ...``) and weights of modules.
 """
 
 from __future__ import annotations
