@@ -136,7 +136,7 @@ def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str 
             outputs.append(second_output(snapshot, run, trial.train, trial.example))
         except Exception as error:
             return f"the graph fails: {type(error).__name__}: {error}" if run is recorded else None
-    return difference(*outputs, tolerance=ROUNDING)
+    return difference(outputs[0], outputs[1], tolerance=ROUNDING)
 
 
 def _differ(trial: Trial, expected: Outcome, actual: Outcome) -> Mismatch | None:

@@ -131,7 +131,7 @@ class Guards:
         return None
 
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
-        run = _SizesWithoutData(owner, self._graph, wanted)
+        run: _Sizes = _SizesWithoutData(owner, self._graph, wanted)
         # An error shows that values decide sizes, or that foreign code reads them: this needs a run with data.
         with contextlib.suppress(Exception), Snapshot(model, held=()).preserved(), torch.no_grad():
             run.run(*map_tensors(list(values), _without_data))
