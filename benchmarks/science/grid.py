@@ -125,6 +125,8 @@ GRIDS: dict[str, list[Run]] = {
     ),
     # Accuracy against cost, from a third of static FW-8/BW-8's cost to 70 %: uniform precisions, and their rivals.
     "frontier": [
+        *runs_of([_MAIN], ["pfq"], ["outer-8+samples+stages-4-to-8", "outer-8+samples+stages-4-to-6"], seeds=[0, 1, 2]),
+        *runs_of([_MAIN], ["static"], ["outer-8+fw-5-bw-6", "outer-8+fw-4-bw-6"], seeds=[0, 1, 2]),
         *runs_of([_MAIN], ["static"], ["fw-4-bw-6"]),
         *runs_of([_MAIN], ["pfq"], ["stages-to-6", "stages-to-5"]),
         *runs_of([_MAIN], ["fractrain"], ["sign+no-skip+cp-1.8-to-2.6"]),
@@ -139,7 +141,8 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of(_TEXTS[:1], ["static"], allocated_settings(_TEXTS[0]), epochs=[4], seeds=[0, 1, 2]),
     ],
     "frontier-text": [
-        *runs_of(["characters"], ["static"], ["default"], [4], [0, 1, 2]),
+        *runs_of(["characters"], ["static"], ["default", "last-8+rows+fw-6-bw-6"], [4], [0, 1, 2]),
+        *runs_of(["characters"], ["static"], ["last-8", "last-8+fw-6-bw-8"], [4]),
         *runs_of(["characters"], ["static"], ["fw-4-bw-6", "fw-5-bw-6", "fw-6-bw-6", "fw-5-bw-8", "fw-3-bw-6"], [4]),
         *runs_of(["characters"], ["pfq"], ["stages-to-6", "stages-to-5"], [4]),
         *runs_of(["characters"], ["fractrain"], ["sign+no-skip+cp-1.8-to-2.6"], [4]),
