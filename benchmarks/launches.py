@@ -38,7 +38,7 @@ __all__ = ["METHODS", "launches", "launches_compiled"]
 METHODS = ("float", "pfq", "dfq", "mxfp8", "mxfp4", "nvfp4", "fp8")
 """The methods that are counted; the rounding ones by Triton kernels."""
 
-_KERNELS = {"kernels": ("rounded", "ends", "rows", "moved", "gains"), "blocks": ("blocks_rounded",)}
+_KERNELS = {"kernels": ("rounded", "rounded_rows", "measured", "ends", "rows", "gains"), "blocks": ("blocks_rounded",)}
 # Operators that return memory, a view or a number of the host compute nothing.
 _NO_KERNEL = (
     *("empty", "new_empty", "empty_like", "empty_strided", "lift_fresh", "set_"),
@@ -48,6 +48,8 @@ _NO_KERNEL = (
 
 def launches(subject: Subject, method: str, *, kernels: bool = True) -> Counter[str]:
     """The kernels of a step of a model, by operator or by the name of a Triton kernel.
+
+    It is the second step: the first one also computes what holds until the next stage.
 
     Args:
         subject: the model, which reads no values of its tensors.
@@ -59,8 +61,11 @@ def launches(subject: Subject, method: str, *, kernels: bool = True) -> Counter[
         model, finish = _made(subject, method, x, "auto" if kernels else "plain")
     model = model.to("meta").train()
     found: Counter[str] = Counter()
-    with _triton_counted(found), _Counting(found):
-        finish(subject.loss(model(x.to("meta")), y.to("meta"))).backward()
+    for _ in range(2):
+        model.zero_grad()
+        found.clear()
+        with _triton_counted(found), _Counting(found):
+            finish(subject.loss(model(x.to("meta")), y.to("meta"))).backward()
     return found
 
 

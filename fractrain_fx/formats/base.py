@@ -162,6 +162,10 @@ class Format(Protocol):
         """The range of a batch, in float32 or wider. Evaluation averages it over training steps."""
         ...
 
+    def moved_range(self, x: Values, running: tuple[Tensor, Tensor, Tensor], weight: float) -> ValueRange | None:
+        """Measure a batch and do what :meth:`move_range` does, if a kernel does both at once."""
+        return None
+
     def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
         """The ranges of the samples along ``axis``, which broadcast against ``x``; one for all by default."""
         return self.activation_range(x)

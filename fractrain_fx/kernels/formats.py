@@ -13,8 +13,8 @@ from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Recipe, usual_recipe
 from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats import AffineFormat, Format, MicroscalingFormat, ValueRange, get_format
 from fractrain_fx.formats.affine.format import range_shape
-from fractrain_fx.formats.base import Operand, SampleAxis, Values
-from fractrain_fx.formats.bits import known_bits, of_options, only_unrounded, readable
+from fractrain_fx.formats.base import Bits, Operand, SampleAxis, Values
+from fractrain_fx.formats.bits import as_bits, known_bits, of_options, only_unrounded, readable
 from fractrain_fx.formats.counts import Counts
 from fractrain_fx.formats.microscaling.blocks import Cut
 from fractrain_fx.formats.microscaling.elements import Grid
@@ -26,9 +26,9 @@ from fractrain_fx.kernels.triton import (
     gains_by_triton,
     has_triton,
     measure_by_triton,
-    move_by_triton,
     round_blocks_by_triton,
     round_by_triton,
+    round_rows_by_triton,
 )
 from fractrain_fx.native.choice import uses_kernels, uses_triton
 
@@ -118,11 +118,20 @@ class AffineByKernels(AffineFormat):
                 return found
         return super().output_gradient(g, bits, axis=axis, seed=seed, out=out)
 
-    def move_range(self, running: tuple[Tensor, Tensor, Tensor], within: tuple[Tensor, Tensor], weight: float) -> None:
-        if "cuda" in self.kernels and has_triton(*within):
-            move_by_triton(within, running, weight)
-        else:
-            super().move_range(running, within, weight)
+    def moved_range(self, x: Values, running: tuple[Tensor, Tensor, Tensor], weight: float) -> ValueRange | None:
+        if "cuda" in self.kernels and has_triton(x, *running[:2]):
+            return ValueRange(*measure_by_triton(x, None, (), running, weight), True)
+        return None
+
+    def weight(
+        self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
+    ) -> Values:
+        bits = as_bits(bits, w)
+        if within is None and "cuda" in self.kernels and has_triton(w):
+            found = round_rows_by_triton(w, bits, dim)
+            if found is not None:
+                return found[0]
+        return super().weight(w, bits, dim=dim, within=within, out=out)
 
     def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
         if "cpu" in self.kernels and affine.has_kernels(x, within.lo):

@@ -50,8 +50,10 @@ class RunningRange(FullPrecision):
             return self.fmt.sample_ranges(x.detach(), self.axis)
         if not self.training or self.fmt.per_product:
             return ValueRange(self.lo, self.span)
-        within = self.fmt.activation_range(x.detach())
-        self._update(within.lo, within.span)
+        within = self.fmt.moved_range(x.detach(), (self.lo, self.span, self.seen), 1 - self.keep)
+        if within is None:
+            within = self.fmt.activation_range(x.detach())
+            self._update(within.lo, within.span)
         return within
 
     def _update(self, lo: Tensor, span: Tensor) -> None:

@@ -31,6 +31,7 @@ from fractrain_fx.formats.microscaling.blocks import Blocks
 from fractrain_fx.formats.noise import hashed
 from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.kernels.triton import block_calls, calls
+from fractrain_fx.kernels.triton.kernels import measured
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
 
@@ -139,13 +140,45 @@ def test_a_running_range_moves_as_the_plain_operations_move_it() -> None:
     lo, span, seen = torch.tensor(-7.3e6), torch.tensor(3.1e7), torch.tensor(False)  # provisional
     plain.lo.copy_(lo)
     plain.span.copy_(span)
-    for batch in ((1.0, 2.0), (3.0, 4.0), (NAN, 1.0), (0.5, INF), (-1.0, 0.5)):
-        ends = torch.tensor(batch[0]), torch.tensor(batch[1])
-        plain._update(*ends)
-        before = lo._version
-        calls.move_by_triton(ends, (lo, span, seen), 1 - plain.keep)
+    for ends in ((1.0, 3.0), (3.0, 7.0), (NAN, 1.0), (0.5, INF), (-1.0, -0.5)):
+        x = torch.full((3000,), ends[0])
+        x[2500] = ends[1]
+        within, before = plain(x), lo._version
+        found = calls.measure_by_triton(x, None, (), (lo, span, seen), 1 - plain.keep)
+        torch.testing.assert_close(found, within[:2], rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close((lo, span), (plain.lo, plain.span))
         assert bool(seen) and lo._version > before  # autograd sees the write
+
+
+def test_programs_that_each_measure_several_blocks_join_their_ends() -> None:
+    x, parts, finished = torch.randn(70), torch.empty(8), torch.zeros(1, dtype=torch.int32)
+    lo, span = torch.empty(()), torch.empty(())
+    for bad in (None, 0, 33, 69):
+        if bad is not None:
+            x = torch.randn(70).index_fill(0, torch.tensor(bad), NAN)
+        measured[3,](x, parts, finished, lo, span, lo, span, lo, 0.0, 70, 32, False, 4, 8, **calls.EXACT)
+        torch.testing.assert_close((lo, span), tuple(measure(x)[:2]), rtol=0, atol=0, equal_nan=True)
+        assert finished == 0  # ready for the next launch
+
+
+@pytest.mark.parametrize("bits", [4, 31, 0, 32])
+def test_a_weight_is_measured_and_rounded_at_once(bits: int) -> None:
+    for w in (torch.randn(3, 2500), torch.randn(5, 2, 3, 3).half(), torch.full((2, 3), 0.3), torch.randn(4)):
+        found, within = calls.round_rows_by_triton(w, torch.tensor(bits), 0) or (None, None)
+        expected = measure(w, 0)
+        assert found is not None and within is not None and found.dtype == w.dtype and within.measured_here
+        assert torch.equal(within.lo, expected.lo) and torch.equal(within.span, expected.span)
+        assert torch.equal(found, round_on_any_tensor(w, torch.tensor(bits), expected, False, None))
+    w = torch.tensor([[NAN, 1.0], [2.0, 3.0]])
+    found, _ = calls.round_rows_by_triton(w, torch.tensor(bits), 0) or (None, None)
+    assert found is not None and found.isnan().sum() == (1 if bits in (0, 32) else 2)
+
+
+def test_rows_that_are_long_or_apart_are_measured_first() -> None:
+    bits = torch.tensor(4)
+    for w, dim in ((torch.empty(1, (1 << 16) + 1), 0), (torch.randn(3, 4).t(), 0), (torch.randn(3, 4), 1)):
+        assert calls.round_rows_by_triton(w, bits, dim) is None
+    assert calls.round_rows_by_triton(torch.randn(3), bits, None) is None
 
 
 @pytest.mark.parametrize("bits", [4, [3, 0, 32, 6]])

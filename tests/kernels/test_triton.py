@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +82,18 @@ def test_a_format_asks_the_kernels_for_each_of_its_steps(monkeypatch: pytest.Mon
     assert asked == ["measure_by_triton"] * 2
     asked.clear()
     taken("round_by_triton")
+    taken("round_rows_by_triton")
     fmt.activation(x, 4, within)
     fmt.weight(x, 4, dim=0, within=within)
-    assert asked == ["round_by_triton"] * 2
+    fmt.weight(x, 4, dim=0)
+    # Where the kernel of rows gives nothing, the other two do.
+    assert asked == ["round_by_triton"] * 2 + ["round_rows_by_triton", "measure_by_triton", "round_by_triton"]
     monkeypatch.setattr(formats, "round_by_triton", lambda g, bits, within, **how: (how["erase"], type(how["noise"])))
     seed = torch.tensor(3)
     assert rounded_gradient(fmt, x, torch.tensor(4), BatchAxis(), seed) == (True, int)
-    taken("move_by_triton")
-    ranges.RunningRange(fmt).to("meta").train()._update(within.lo, within.span)
-    assert asked[-1] == "move_by_triton"
+    running = ranges.RunningRange(fmt).to("meta").train()
+    asked.clear()
+    assert running(x)[:2] == within[:2] and asked == ["measure_by_triton"]  # which moves it as well
     monkeypatch.setattr(formats, "gains_by_triton", lambda x, g, widths, *_, **__: x.new_ones(4, len(widths)))
     assert fmt.activation_gains(x, x, (0, 3, 8), within).shape == (4, 3)
     plain = AffineFormat()
@@ -113,26 +118,78 @@ def test_a_block_format_asks_the_kernel_where_it_has_such_scales(monkeypatch: py
     assert not asked
 
 
+def compiled(kernel: Any, constants: dict[str, object], types: dict[str, str]) -> str:
+    """The PTX code of a kernel for an H100. The interpreter takes more than the compiler does; it needs no GPU."""
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    kinds = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=kinds, constexprs=places)
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+    found: str = made.asm["ptx"]
+    return found
+
+
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_the_kernel_of_blocks_compiles_for_a_gpu(kind: int) -> None:
-    """The interpreter takes more than the compiler does. No GPU is needed to compile."""
-    triton = pytest.importorskip("triton", minversion="3.7")
-    from triton.backends.compiler import GPUTarget
-
+    pytest.importorskip("triton", minversion="3.7")
     from fractrain_fx.kernels.triton.blocks import blocks_rounded
 
-    names = blocks_rounded.arg_names
     grid = ELEMENTS["e2m1"].grid
     element = dict(zip("RSLT", (grid.relative, grid.smallest, grid.largest, grid.top), strict=True))
     constants: dict[str, object] = {f"{letter}{i}": value for i in range(3) for letter, value in element.items()}
     constants |= {"W0": 4, "W1": 6, "KIND": kind, "MEASURED": False, "NOISY": True, "ONE_WIDTH": False, "LONG": False}
     constants |= {"ROWS": 32, "FIRST": 32, "SECOND": 1}
     pointers = {"x": "*bf16", "out": "*bf16", "bits": "*i32", "most": "*bf16", "tensor_most": "*bf16"}
-    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
-    places = {(names.index(name),): value for name, value in constants.items()}
-    source = triton.compiler.ASTSource(fn=blocks_rounded, signature=signature, constexprs=places)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
-    assert "fma.rn.f32" not in made.asm["ptx"]
+    assert "fma.rn.f32" not in compiled(blocks_rounded, constants, pointers)
+
+
+AFFINE: dict[str, dict[str, object]] = {
+    "rounded": {"NOISY": True, "INSIDE": False, "ERASE": True, "ONE_WIDTH": False, "ONE_RANGE": True, "LONG": False},
+    "rounded_rows": {},
+    "measured": {"MOVES": True, "PARTS": 1024},
+    "rows": {},
+    "ends": {},
+    "gains": {"WIDTHS": 3 + (8 << 6), "COUNT": 2, "INSIDE": True, "SQUARED": False},
+}
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_the_affine_kernels_compile_for_a_gpu(name: str) -> None:
+    pytest.importorskip("triton", minversion="3.7")
+    from fractrain_fx.kernels.triton import kernels
+
+    types = dict.fromkeys(("x", "out", "g"), "*bf16") | {"bits": "*i64", "finished": "*i32", "seen": "*i1"}
+    types |= dict.fromkeys(("lo", "hi", "start", "span", "partial", "run_lo", "run_span", "sums"), "*fp32")
+    types["weight"] = "fp32"
+    ptx = compiled(getattr(kernels, name), AFFINE[name] | {"BLOCK": 1024}, types)
+    assert "fma.rn.f32" not in ptx
+    if name == "measured":  # what the other programs have stored is seen by the last of them
+        stores, count, loads = (
+            ptx.index(each) for each in ("st.global.b32", "atom.global.gpu.acq_rel.add", "ld.volatile")
+        )
+        assert stores < ptx.rindex("bar.sync", 0, count) < count < ptx.index("bar.sync", count) < loads
+
+
+def test_no_argument_of_a_kernel_has_a_name_that_launches_take_for_themselves() -> None:
+    """Such a kernel runs in the interpreter and compiles, and its first launch on a GPU fails."""
+    pytest.importorskip("triton", minversion="3.7")
+    from triton.backends.nvidia.compiler import CUDAOptions
+    from triton.runtime.jit import JITFunction
+
+    from fractrain_fx.kernels.triton import blocks, kernels
+
+    taken = {each.name for each in fields(CUDAOptions)} | set(signature(JITFunction.run).parameters)
+    # Names in the function that Triton writes for a launch.
+    taken |= {"options", "params", "specialization", "specialize_impl", "backend", "device", "stream"}
+    launched = {
+        name: each for module in (blocks, kernels) for name, each in vars(module).items() if name in module.__all__
+    }
+    assert {"rounded", "measured", "blocks_rounded"} < set(launched)
+    assert not {(name, arg) for name, each in launched.items() for arg in taken & set(each.arg_names)}
 
 
 def test_values_with_gaps_are_copied_and_others_are_not() -> None:

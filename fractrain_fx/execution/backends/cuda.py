@@ -12,7 +12,7 @@ from fractrain_fx.execution.rounded import Rounded
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.affine.format import range_shape
 from fractrain_fx.formats.noise import noise_number
-from fractrain_fx.kernels.triton import has_triton, measure_by_triton, round_by_triton
+from fractrain_fx.kernels.triton import has_triton, measure_by_triton, round_by_triton, round_rows_by_triton
 from fractrain_fx.nn.rounding import rounded_gradient
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["CUDA", "Cuda"]
 
 
 class Cuda:
-    """Rounds by Triton kernels, one launch for each range and each rounding."""
+    """Rounds by Triton kernels, one launch for each range and each rounding, or for both of a weight."""
 
     name = "cuda"
 
@@ -61,6 +61,9 @@ CUDA = Cuda()
 def _rounded(factor: Factor, x: Tensor, rounds: Rounds) -> Rounded:
     bits, within = rounds
     if within is None:
+        found = round_rows_by_triton(x.detach(), bits, factor.channel)
+        if found is not None:
+            return Rounded(*found)
         lo, span = measure_by_triton(x.detach(), factor.channel, range_shape(x, factor.channel))
         within = ValueRange(lo, span, True)
     bits = bits if factor.weight else factor.axis.expand(bits, x.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,12 +12,25 @@ from torch import Tensor
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.kernels.triton.fit import on_device, place, stored
 
-__all__ = ["EXACT", "LONG", "gains_by_triton", "measure_by_triton", "move_by_triton", "round_by_triton"]
+__all__ = [
+    "EXACT",
+    "LONG",
+    "Running",
+    "gains_by_triton",
+    "measure_by_triton",
+    "round_by_triton",
+    "round_rows_by_triton",
+]
+
+Running = tuple[Tensor, Tensor, Tensor]
+"""A running range: low end, width, and whether any batch has filled it."""
 
 # Values of one program.
 _BLOCK = 1024
 # Of the gate's gradient, which takes several widths of each value, and writes a number for each block.
 _LARGE_BLOCK = 4096
+# Most programs that measure a tensor, and values of a row that one program measures and rounds.
+_PARTS, _ROW = 1024, 1 << 16
 # From this number of values on, 32 bits do not count them.
 LONG = 1 << 31
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}
@@ -60,39 +74,88 @@ def round_by_triton(
     return out
 
 
-def measure_by_triton(x: Tensor, dim: int | None, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+def round_rows_by_triton(w: Tensor, bits: Tensor, dim: int | None) -> tuple[Tensor, ValueRange] | None:
+    """Measure and round a weight to one width, in one launch.
+
+    Args:
+        w: values.
+        bits: one width.
+        dim: one range for each index of this dimension.
+
+    Returns:
+        The rounded values and their range, shaped to broadcast; ``None`` if the rows along ``dim`` are long or do not
+        lie one after the other.
+    """
+    from fractrain_fx.kernels.triton.kernels import rounded_rows
+
+    length = w.numel() // len(w) if w.ndim else 1
+    if not _has_rows(w, dim) or bits.numel() > 1 or length > _ROW:
+        return None
+    out = torch.empty_like(w)
+    lo = torch.empty((len(w), *[1] * (w.ndim - 1)), dtype=torch.float32, device=w.device)
+    span = torch.empty_like(lo)
+    with on_device(w):
+        rounded_rows[len(w),](w, out, bits, lo, span, length, _BLOCK, **EXACT)
+    return out, ValueRange(lo, span, True)
+
+
+def _has_rows(x: Tensor, dim: int | None) -> bool:
+    """Whether the indices of ``dim`` are rows of contiguous memory."""
+    return dim is not None and dim % x.ndim == 0 and x.is_contiguous()
+
+
+def measure_by_triton(
+    x: Tensor, dim: int | None, shape: Sequence[int], running: Running | None = None, weight: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Low end and width of the range of ``x``, as :func:`~fractrain_fx.formats.affine.measure` finds them.
 
     Args:
         x: values.
         dim: one range for each index of this dimension, or ``None``.
         shape: of both results.
+        running: without ``dim``, a running range that moves to that of ``x``, in place
+            (:meth:`~fractrain_fx.formats.Format.move_range`).
+        weight: of the range of ``x`` in it.
     """
-    from fractrain_fx.kernels.triton.kernels import ends, rows
+    from fractrain_fx.kernels.triton.kernels import ends, measured, rows
 
     lo = torch.empty(shape, dtype=torch.float32, device=x.device)
     span = torch.empty_like(lo)
     with on_device(x):
-        if dim is not None and dim % x.ndim == 0 and x.is_contiguous():
-            rows[lo.numel(),](x, lo, span, x.numel() // len(x), _BLOCK, **EXACT)
-            return lo, span
         if dim is None:
-            dense = stored(x)
-            lowest, highest = torch.aminmax(x if x.is_contiguous() else dense.as_strided((x.numel(),), (1,)))
+            x, count = stored(x), x.numel()
+            stretch = -(-_programs(count) // _PARTS) * _BLOCK
+            moves = running is not None, _PARTS
+            to = running or (lo, span, lo)
+            measured[-(-count // stretch),](
+                x, *_shared(x), lo, span, *to, weight, count, stretch, *moves, _BLOCK, **EXACT
+            )
+        elif _has_rows(x, dim):
+            rows[lo.numel(),](x, lo, span, x.numel() // len(x), _BLOCK, **EXACT)
         else:
             others = [each for each in range(x.ndim) if each != dim % x.ndim]
             lowest, highest = (x.amin(others), x.amax(others)) if others else (x.contiguous(),) * 2
-        ends[_programs(lo.numel()),](lowest, highest, lo, span, lo.numel(), _BLOCK, **EXACT)
+            ends[_programs(lo.numel()),](lowest, highest, lo, span, lo.numel(), _BLOCK, **EXACT)
+    if running is not None:
+        torch.autograd.graph.increment_version(running)
     return lo, span
 
 
-def move_by_triton(within: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor, Tensor], weight: float) -> None:
-    """Move a running range (low end, width, and whether any batch has filled it) to that of a batch, in place."""
-    from fractrain_fx.kernels.triton.kernels import moved
+def _shared(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory for the extremes of programs that measure, and for the number of those that are done, which is 0.
 
-    with on_device(within[0]):
-        moved[1,](*within, *running, weight, **EXACT)
-    torch.autograd.graph.increment_version(running)
+    Launches on a stream come one after the other, so they share it. Those of a CUDA graph run when the graph does.
+    """
+    if not x.is_cuda:
+        return _memory(x.device, 0)
+    if torch.cuda.is_current_stream_capturing():
+        return _memory.__wrapped__(x.device, 0)
+    return _memory(x.device, torch.cuda.current_stream(x.device).cuda_stream)
+
+
+@cache
+def _memory(device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(2 * _PARTS, device=device), torch.zeros(1, dtype=torch.int32, device=device)
 
 
 def gains_by_triton(

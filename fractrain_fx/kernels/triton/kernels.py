@@ -10,13 +10,14 @@ import triton.language as tl
 
 from fractrain_fx.formats.affine import scale as affine_scale
 
-__all__ = ["ends", "gains", "moved", "noise_at", "rounded", "rows", "whole"]
+__all__ = ["ends", "gains", "measured", "noise_at", "rounded", "rounded_rows", "rows", "whole"]
 
 SMALLEST_SCALE = tl.constexpr(affine_scale.SMALLEST_SCALE)
 # The widest range that is not clamped, `torch.finfo(torch.float32).max * (1 - 2**-20)`.
 REACH = tl.constexpr(3.402820221199752e38)
 # From here on, float32 holds whole numbers only; adding and subtracting it rounds smaller ones, ties to even.
 WHOLE = tl.constexpr(8388608.0)
+INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
@@ -55,6 +56,57 @@ def _width(lo, hi):
     return tl.where(span > REACH, REACH, span) + (hi - hi) + (lo - lo)
 
 
+@triton.jit
+def _nearest(value, width, start, wide, noise, INSIDE: tl.constexpr):
+    """``start + scale * round(clamp((value - start) / scale + noise, 0, top))``; the value itself at 0 and 32 bits."""
+    top = _top(width)
+    scale = _scale(wide, top)
+    single = value.to(tl.float32)
+    q = tl.div_rn(single - start, scale) + noise
+    q = tl.where(q < 0.0, 0.0, q)
+    q = whole(tl.where(q > top, top, q))
+    found = q * scale + start
+    if not INSIDE:
+        found = found + 0.0 * single  # the clamp hides an infinite value; 0 * inf is NaN
+    return tl.where((width == 0) | (width == 32), value, found.to(value.dtype))
+
+
+@triton.jit
+def _joined(lowest, highest, bad):
+    """The lowest and the highest value of a block, or NaN."""
+    broken = tl.max(bad, 0) > 0
+    lo = tl.where(broken, float("nan"), tl.min(lowest, 0))
+    return lo, tl.where(broken, float("nan"), tl.max(highest, 0))
+
+
+@triton.jit
+def _extremes(first, length, BLOCK: tl.constexpr):
+    """The lowest and the highest of contiguous values, or NaN if one of them is."""
+    lowest = tl.full([BLOCK], INF, tl.float32)
+    highest = tl.full([BLOCK], -INF, tl.float32)
+    bad = tl.zeros([BLOCK], tl.int32)
+    for begin in range(0, length, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        there = at < length
+        value = tl.load(first + at, mask=there, other=0.0).to(tl.float32)
+        lowest = tl.where(there & (value < lowest), value, lowest)
+        highest = tl.where(there & (value > highest), value, highest)
+        bad = tl.where(there & (value != value), 1, bad)
+    return _joined(lowest, highest, bad)
+
+
+@triton.jit
+def _move(start, wide, run_lo, run_span, seen, weight):
+    """``Format.move_range``: move a running range to that of a batch, if that is finite."""
+    before_lo, before_span, known = tl.load(run_lo), tl.load(run_span), tl.load(seen)
+    finite = ((start - start) + (wide - wide)) == 0.0
+    share = tl.where(known, weight, 1.0)
+    old_lo, old_span = tl.where(known, before_lo, 0.0), tl.where(known, before_span, 0.0)
+    tl.store(run_lo, tl.where(finite, old_lo + share * (start - old_lo), before_lo))
+    tl.store(run_span, tl.where(finite, old_span + share * (wide - old_span), before_span))
+    tl.store(seen, known | finite)
+
+
 @triton.jit(do_not_specialize=["low", "high"])
 def rounded(
     x,
@@ -77,7 +129,7 @@ def rounded(
     LONG: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``lo + scale * round(clamp((x - lo) / scale + noise, 0, top))``; ``x`` itself at 0 and 32 bits."""
+    """Round values to the bits and in the range of each."""
     at = tl.program_id(0).to(tl.int64) * BLOCK if LONG else tl.program_id(0) * BLOCK
     at = at + tl.arange(0, BLOCK)
     there = at < count
@@ -92,19 +144,7 @@ def rounded(
         entry = (at // range_inner) % range_count
         start = tl.load(lo + entry, mask=there, other=0.0)
         wide = tl.load(span + entry, mask=there, other=0.0)
-    top = _top(width)
-    scale = _scale(wide, top)
-    single = value.to(tl.float32)
-    q = tl.div_rn(single - start, scale)
-    if NOISY:
-        q = q + noise_at(at, low, high)
-    q = tl.where(q < 0.0, 0.0, q)
-    q = whole(tl.where(q > top, top, q))
-    found = q * scale + start
-    if not INSIDE:
-        found = found + 0.0 * single  # the clamp hides an infinite value; 0 * inf is NaN
-    found = found.to(value.dtype)
-    found = tl.where((width == 0) | (width == 32), value, found)
+    found = _nearest(value, width, start, wide, noise_at(at, low, high) if NOISY else 0.0, INSIDE)
     if ERASE:
         found = tl.where(width == 0, 0.0, found)
     tl.store(out + at, found, mask=there)
@@ -125,35 +165,68 @@ def ends(lo, hi, start, span, count, BLOCK: tl.constexpr):
 def rows(x, start, span, length, BLOCK: tl.constexpr):
     """The range of each row of contiguous values."""
     row = tl.program_id(0)
-    first = x + row.to(tl.int64) * length
-    lowest = tl.full([BLOCK], float("inf"), tl.float32)
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    bad = tl.zeros([BLOCK], tl.int32)
-    for begin in range(0, length, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        there = at < length
-        value = tl.load(first + at, mask=there, other=0.0).to(tl.float32)
-        lowest = tl.where(there & (value < lowest), value, lowest)
-        highest = tl.where(there & (value > highest), value, highest)
-        bad = tl.where(there & (value != value), 1, bad)
-    broken = tl.max(bad, 0) > 0
-    found_lo = tl.where(broken, float("nan"), tl.min(lowest, 0))
-    found_hi = tl.where(broken, float("nan"), tl.max(highest, 0))
-    tl.store(start + row, found_lo)
-    tl.store(span + row, _width(found_lo, found_hi))
+    lo, hi = _extremes(x + row.to(tl.int64) * length, length, BLOCK)
+    tl.store(start + row, lo)
+    tl.store(span + row, _width(lo, hi))
 
 
 @triton.jit
-def moved(lo, span, run_lo, run_span, seen, weight):
-    """``nn/ranges.py: RunningRange``: move the running range to that of a batch, if that is finite."""
-    start, wide = tl.load(lo), tl.load(span)
-    before_lo, before_span, known = tl.load(run_lo), tl.load(run_span), tl.load(seen)
-    finite = ((start - start) + (wide - wide)) == 0.0
-    share = tl.where(known, weight, 1.0)
-    old_lo, old_span = tl.where(known, before_lo, 0.0), tl.where(known, before_span, 0.0)
-    tl.store(run_lo, tl.where(finite, old_lo + share * (start - old_lo), before_lo))
-    tl.store(run_span, tl.where(finite, old_span + share * (wide - old_span), before_span))
-    tl.store(seen, known | finite)
+def rounded_rows(x, out, bits, start, span, length, BLOCK: tl.constexpr):
+    """The range of each row of contiguous values, and the row rounded in it to one width."""
+    row = tl.program_id(0)
+    first = row.to(tl.int64) * length
+    lo, hi = _extremes(x + first, length, BLOCK)
+    wide, width = _width(lo, hi), tl.load(bits)
+    tl.store(start + row, lo)
+    tl.store(span + row, wide)
+    for begin in range(0, length, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        there = at < length
+        value = tl.load(x + first + at, mask=there, other=0.0)
+        tl.store(out + first + at, _nearest(value, width, lo, wide, 0.0, True), mask=there)
+
+
+@triton.jit
+def measured(
+    x,
+    partial,
+    finished,
+    start,
+    span,
+    run_lo,
+    run_span,
+    seen,
+    weight,
+    count,
+    stretch,
+    MOVES: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The range of all values, and with ``MOVES`` the running range moved to it.
+
+    Each program stores the extremes of ``stretch`` values, and the last one to do so joins those of all, at most
+    ``PARTS``. ``finished`` counts the programs; it is 0 before and after.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    first = program.to(tl.int64) * stretch
+    lo, hi = _extremes(x + first, tl.minimum(count - first, stretch).to(tl.int32), BLOCK)
+    tl.store(partial + program, lo)
+    tl.store(partial + PARTS + program, hi)
+    tl.debug_barrier()  # the count, which releases and acquires, comes after both stores
+    if tl.atomic_add(finished, 1) == programs - 1:
+        at = tl.arange(0, PARTS)
+        there = at < programs
+        # Volatile, because other programs store these while this one runs.
+        lowest = tl.load(partial + at, mask=there, other=INF, volatile=True)
+        highest = tl.load(partial + PARTS + at, mask=there, other=-INF, volatile=True)
+        lo, hi = _joined(lowest, highest, (lowest != lowest).to(tl.int32))
+        wide = _width(lo, hi)
+        tl.store(start, lo)
+        tl.store(span, wide)
+        if MOVES:
+            _move(lo, wide, run_lo, run_span, seen, weight)
+        tl.store(finished, 0)
 
 
 @triton.jit
