@@ -19,7 +19,6 @@ __all__ = [
     "WEIGHTS",
     "Rounded",
     "cached_rounding",
-    "forget_roundings",
     "is_small",
     "round_again",
     "round_factor",
@@ -109,9 +108,3 @@ def cached_rounding(
         if out is not None and found is out:
             _latest[slot].keep(x, how, out)
     return found
-
-
-def forget_roundings() -> None:
-    """Forget the latest activations, before a call of a model: an input that changed through ``data`` shows no sign."""
-    for latest in _latest.values():
-        latest.drop()

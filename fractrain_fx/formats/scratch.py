@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import dense, readable, work_dtype
 
-__all__ = ["Latest", "Order", "scratch", "scratch_of"]
+__all__ = ["Latest", "Order", "forget_results", "scratch", "scratch_of"]
 
 Order = Literal["kept", "plain", "matrices", "channels last"]
 """How the values of a copy lie in memory: in the order of the original; contiguous; with the matrices of the last two
@@ -27,25 +27,38 @@ _LARGEST = 1 << 24
 _SHAPES = 512
 
 
+_calls = 0
+
+
+def forget_results() -> None:
+    """Forget what each :class:`Latest` of all threads keeps.
+
+    A call of a model begins with it: an input that changed through ``data``, or between replays of a CUDA graph, shows
+    no sign.
+    """
+    global _calls
+    _calls += 1
+
+
 class Latest(threading.local):
     """One result and the tensor that it was made from; valid while that tensor exists and was not written into.
 
-    Each thread has its own. Results are kept in eager mode on a CPU only.
+    Each thread has its own. Results are kept in eager mode only.
     """
 
     def __init__(self) -> None:
-        self._made: tuple[weakref.ref[Tensor], int, Any, Any] | None = None
+        self._made: tuple[weakref.ref[Tensor], tuple[int, int], Any, Any] | None = None
 
     def keep(self, x: Tensor, how: Any, result: Any) -> None:
         """Keep ``result``, which was made from ``x`` in the way ``how``; forget the one before."""
-        self._made = (weakref.ref(x), x._version, how, result) if _watched(x) else None
+        self._made = (weakref.ref(x), (x._version, _calls), how, result) if _watched(x) else None
 
     def of(self, x: Tensor, how: Any) -> Any:
         """The result that was made from ``x`` in the way ``how``, or ``None``."""
         if self._made is None or not _watched(x):
             return None
         source, version, made_how, result = self._made
-        return result if source() is x and version == x._version and made_how == how else None
+        return result if source() is x and version == (x._version, _calls) and made_how == how else None
 
     def drop(self) -> None:
         """Forget the result."""
@@ -53,8 +66,8 @@ class Latest(threading.local):
 
 
 def _watched(x: Tensor) -> bool:
-    """Whether torch counts the writes into ``x``, which it does not in inference mode, and the host can read it."""
-    return readable(x) and not x.is_inference()
+    """Whether torch counts the writes into ``x``, which it does not in inference mode and in compiled graphs."""
+    return not (torch.compiler.is_compiling() or x.is_inference())
 
 
 class _Piece:

@@ -16,7 +16,7 @@ from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import CalibrationError
-from fractrain_fx.execution.rounded import forget_roundings
+from fractrain_fx.formats.scratch import forget_results
 from fractrain_fx.model.executed import Wrapping
 from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.float_calls import FloatCalls
@@ -129,7 +129,7 @@ class ModelState:
         compiling = torch.compiler.is_compiling()
         if not compiling:
             self.as_recorded.check()
-            forget_roundings()
+            forget_results()
             self.reach = self._frozen.follow(self.reach, self.targets)
             self.runs += torch.is_grad_enabled()
             if training and self.engine_stage is not None:
