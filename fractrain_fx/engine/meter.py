@@ -81,8 +81,8 @@ class EpochMeter:
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
         added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
         values = [loss, added, *(getattr(cost, name).detach() for name in _SHARES), torch.ones_like(loss)]
-        values = [value.to(loss.device, dtype) for value in values]
-        sums = samples * torch.stack(values) if samples else torch.zeros(len(values), device=loss.device, dtype=dtype)
+        stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
+        sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
         bad = (~torch.isfinite(loss)).to(torch.int64) * (self._first + self.steps)
         self._bad_step = (
