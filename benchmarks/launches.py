@@ -38,7 +38,11 @@ __all__ = ["METHODS", "launches", "launches_compiled"]
 METHODS = ("float", "pfq", "dfq", "mxfp8", "mxfp4", "nvfp4", "fp8")
 """The methods that are counted; the rounding ones by Triton kernels."""
 
-_KERNELS = {"kernels": ("rounded", "rounded_rows", "measured", "ends", "rows", "gains"), "blocks": ("blocks_rounded",)}
+_KERNELS = {
+    "kernels": ("rounded", "rounded_rows", "measured", "ends", "rows", "gains"),
+    "blocks": ("blocks_rounded",),
+    "gates": ("embedded", "embedded_errors", "chosen", "chosen_errors"),
+}
 # Operators that return memory, a view or a number of the host compute nothing.
 _NO_KERNEL = (
     *("empty", "new_empty", "empty_like", "empty_strided", "lift_fresh", "set_"),

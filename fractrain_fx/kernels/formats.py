@@ -14,7 +14,7 @@ from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats import AffineFormat, Format, MicroscalingFormat, ValueRange, get_format
 from fractrain_fx.formats.affine.format import range_shape
 from fractrain_fx.formats.base import Bits, Operand, SampleAxis, Values
-from fractrain_fx.formats.bits import as_bits, known_bits, of_options, only_unrounded, readable
+from fractrain_fx.formats.bits import as_bits, known_bits, only_unrounded, readable
 from fractrain_fx.formats.counts import Counts
 from fractrain_fx.formats.microscaling.blocks import Cut
 from fractrain_fx.formats.microscaling.elements import Grid
@@ -30,7 +30,7 @@ from fractrain_fx.kernels.triton import (
     round_by_triton,
     round_rows_by_triton,
 )
-from fractrain_fx.native.choice import uses_kernels, uses_triton
+from fractrain_fx.native.choice import kernel_devices
 
 __all__ = ["AffineByKernels", "MicroscalingByKernels", "format_by_kernels"]
 
@@ -52,7 +52,7 @@ def format_by_kernels(
         gradient_grid: where the levels of gradients lie.
         ranges: what shares a range.
     """
-    devices = (*(("cpu",) if uses_kernels(config) else ()), *(("cuda",) if uses_triton(config) else ()))
+    devices = kernel_devices(config)
     if name == "affine" and ranges in ("tensor", "sample") and devices:
         return AffineByKernels(gradient_grid, ranges, devices)
     if name in BLOCK_FORMATS and devices:
@@ -99,7 +99,7 @@ class AffineByKernels(AffineFormat):
             if single.dtype == of_single.dtype and affine.has_gains(single, within.lo):
                 return affine.gains_compiled(single, of_single, bits, within, squared=squared, twice=single is not x)
         if "cuda" in self.kernels and has_triton(x, *within[:2]):
-            return of_options(bits, lambda widths: gains_by_triton(x, g, widths, within, squared=squared))
+            return gains_by_triton(x, g, bits, within, squared=squared)
         return super().activation_gains(x, g, bits, within, squared)
 
     def output_gradient(

@@ -21,6 +21,7 @@ __all__ = [
     "RoundingChoice",
     "choose_rounding",
     "has_triton_package",
+    "kernel_devices",
     "kernels_fit",
     "mark_reported",
     "tell_rounding",
@@ -130,6 +131,11 @@ def uses_kernels(config: FracConfig) -> bool:
 def uses_triton(config: FracConfig) -> bool:
     """Whether a model on a GPU rounds by Triton kernels."""
     return choose_rounding(config, torch.device("cpu")).used != "plain" and has_triton_package()
+
+
+def kernel_devices(config: FracConfig) -> tuple[str, ...]:
+    """Types of the devices on which kernels compute what a model rounds and its gates."""
+    return (*(("cpu",) if uses_kernels(config) else ()), *(("cuda",) if uses_triton(config) else ()))
 
 
 def tell_rounding(choice: RoundingChoice) -> None:

@@ -1,4 +1,4 @@
-"""Gates by C++ kernels on a CPU (``backend="cpu"``): one op for an embedding, and one for a controller's step.
+"""Gates by kernels, C++ on a CPU and Triton on a GPU: one op for an embedding, and one for a controller's step.
 
 As operations of torch, a gate takes about 40 small ones. Each of its products wakes all threads, which takes longer
 than the product.
@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fractrain_fx.kernels.triton import has_triton
 from fractrain_fx.native import kernels
+from fractrain_fx.nn.gate_triton import choose_on_gpu, embed_on_gpu
 from fractrain_fx.nn.gates import BlockEmbedding, Controller, State
 from fractrain_fx.nn.hooks import is_hooked
 from fractrain_fx.nn.rounding import refuse_create_graph
@@ -23,34 +25,53 @@ __all__ = ["BlockEmbeddingByKernels", "ControllerByKernels"]
 # The kernels use one thread. Layers of more weights than these are quicker as products of matrices on all threads.
 _SMALL = 1 << 16
 
+# A program of a Triton kernel holds all outputs of a layer.
+_WIDE = 64
+
 _LAYERS = (nn.Linear, nn.LSTMCell)
 
 
 class BlockEmbeddingByKernels(BlockEmbedding):
-    """An embedding whose layers are one op, where they are small."""
+    """An embedding whose layers are one op, where they are small.
 
-    def __init__(self, *args: Any) -> None:
+    Args:
+        kernels: types of the devices whose kernels may be called.
+    """
+
+    def __init__(self, *args: Any, kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
         super().__init__(*args)
-        self._small = _is_small(self)
+        self._small, self._kernels = _is_small(self), kernels
+        self._narrow = self._small and max(self.output.weight.shape) <= _WIDE
 
     def embed(self, pooled: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dims"]:
-        if self._small and _has_kernels(pooled, self.hidden, self.output):
-            return _embed(pooled, self.hidden, self.output)
+        layers = self.hidden, self.output
+        if self._small and "cpu" in self._kernels and _has_kernels(pooled, *layers):
+            return _embed(pooled, *layers)
+        if self._narrow and "cuda" in self._kernels and _has_triton(pooled, *layers):
+            return embed_on_gpu(pooled, *layers)
         return super().embed(pooled)
 
 
 class ControllerByKernels(Controller):
-    """A controller whose step is one op, if the cell is small."""
+    """A controller whose step is one op, if the cell is small.
 
-    def __init__(self, *args: Any) -> None:
+    Args:
+        kernels: types of the devices whose kernels may be called.
+    """
+
+    def __init__(self, *args: Any, kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
         super().__init__(*args)
-        self._small = _is_small(self)
+        self._small, self._kernels = _is_small(self), kernels
+        self._narrow = self._small and max(self.cell.input_size, *self.head.weight.shape) <= _WIDE
 
     def forward(
         self, embedding: Float[Tensor, "batch dims"], state: State | None, skippable: bool
     ) -> tuple[Float[Tensor, "batch options"], State]:
-        if self._small and _has_kernels(embedding, self.cell, self.head):
-            return _choose(embedding, state, self.cell, self.head, lowest=0 if skippable else 1)
+        lowest = 0 if skippable else 1
+        if self._small and "cpu" in self._kernels and _has_kernels(embedding, self.cell, self.head):
+            return _choose(embedding, state, self.cell, self.head, lowest=lowest)
+        if self._narrow and "cuda" in self._kernels and _has_triton(embedding, self.cell, self.head):
+            return choose_on_gpu(embedding, state, self.cell, self.head, lowest=lowest)
         return super().forward(embedding, state, skippable)
 
 
@@ -60,14 +81,23 @@ def _is_small(module: nn.Module) -> bool:
 
 
 def _has_kernels(x: Tensor, first: nn.Module, second: nn.Module) -> bool:
-    """Whether the kernels compute what two layers do with rows of samples.
+    """Whether the C++ kernels compute what two layers do with rows of samples.
 
     They do in float32, if the layers are torch's own without hooks: somebody may have put others in their place.
     Compiled graphs call them too.
     """
-    plain = all(type(layer) in _LAYERS and not is_hooked(layer) for layer in (first, second))
     fit = x.dtype == torch.float32 and x.is_cpu and x.numel() > 0 and not torch.is_autocast_enabled("cpu")
-    return plain and fit and (not torch.compiler.is_compiling() or _known_to_compiler())
+    return fit and _plain(first, second) and (not torch.compiler.is_compiling() or _known_to_compiler())
+
+
+def _has_triton(x: Tensor, first: nn.Module, second: nn.Module) -> bool:
+    """Whether the Triton kernels do, in eager mode."""
+    fit = x.dtype == torch.float32 and has_triton(x) and not torch.is_autocast_enabled("cuda")
+    return fit and _plain(first, second)
+
+
+def _plain(*layers: nn.Module) -> bool:
+    return all(type(layer) in _LAYERS and not is_hooked(layer) for layer in layers)
 
 
 def _embed(x: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:

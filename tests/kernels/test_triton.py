@@ -29,9 +29,9 @@ from fractrain_fx.nn.rounding import rounded_gradient
 
 def test_the_kernels_give_the_numbers_of_the_plain_operations() -> None:
     pytest.importorskip("triton", minversion="3.7")  # the interpreter of older ones fails with today's numpy
-    file = Path(__file__).with_name("interpreted.py")
+    files = [str(Path(__file__).with_name(f"{name}.py")) for name in ("interpreted", "interpreted_gates")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:xdist", str(file)],
+        [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:xdist", *files],
         cwd=Path(__file__).parents[3],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
@@ -174,21 +174,38 @@ def test_the_affine_kernels_compile_for_a_gpu(name: str) -> None:
         assert stores < ptx.rindex("bar.sync", 0, count) < count < ptx.index("bar.sync", count) < loads
 
 
+@pytest.mark.parametrize("name", ["embedded", "embedded_errors", "chosen", "chosen_errors"])
+def test_the_kernels_of_gates_compile_for_a_gpu(name: str) -> None:
+    pytest.importorskip("triton", minversion="3.7")
+    from fractrain_fx.kernels.triton import gates
+
+    kernel = getattr(gates, name)
+    constants: dict[str, object] = dict.fromkeys((each for each in kernel.arg_names if each.startswith("HAS_")), True)
+    constants |= {"SAMPLES": 8, "WN": 16} | dict.fromkeys(("CHUNK", "WD"), 32) | {"WH": 32, "WO": 16, "WK": 8}
+    numbers = dict.fromkeys(("count", "I", "H", "O", "D", "N", "K", "LOWEST"), "i32")
+    types = {each: numbers.get(each, "*fp32") for each in kernel.arg_names}
+    constants = {each: value for each, value in constants.items() if each in types}
+    assert "st.global" in compiled(kernel, constants, types)
+
+
 def test_no_argument_of_a_kernel_has_a_name_that_launches_take_for_themselves() -> None:
     """Such a kernel runs in the interpreter and compiles, and its first launch on a GPU fails."""
     pytest.importorskip("triton", minversion="3.7")
     from triton.backends.nvidia.compiler import CUDAOptions
     from triton.runtime.jit import JITFunction
 
-    from fractrain_fx.kernels.triton import blocks, kernels
+    from fractrain_fx.kernels.triton import blocks, gates, kernels
 
     taken = {each.name for each in fields(CUDAOptions)} | set(signature(JITFunction.run).parameters)
     # Names in the function that Triton writes for a launch.
     taken |= {"options", "params", "specialization", "specialize_impl", "backend", "device", "stream"}
     launched = {
-        name: each for module in (blocks, kernels) for name, each in vars(module).items() if name in module.__all__
+        name: each
+        for module in (blocks, gates, kernels)
+        for name, each in vars(module).items()
+        if name in module.__all__
     }
-    assert {"rounded", "measured", "blocks_rounded"} < set(launched)
+    assert {"measured", "blocks_rounded", "chosen"} < set(launched)
     assert not {(name, arg) for name, each in launched.items() for arg in taken & set(each.arg_names)}
 
 

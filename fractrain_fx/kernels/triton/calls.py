@@ -161,12 +161,12 @@ def _memory(device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
 def gains_by_triton(
     x: Tensor, g: Tensor, widths: Sequence[int], within: ValueRange, *, squared: bool = False
 ) -> Tensor:
-    """For each sample and each width, the sum of ``g * (Q(x) - x)``, or of its squares.
+    """For each sample and each width, the sum of ``g * (Q(x) - x)``, or of its squares; 0 for 0 and 32 bits.
 
     Args:
         x: values, samples first.
         g: gradient of the rounded values.
-        widths: distinct widths that round.
+        widths: of the options.
         within: the range, one for all values.
         squared: sum the squares.
     """

@@ -246,7 +246,7 @@ def gains(
 ):
     """Sums of ``g * (Q(x) - x)``, or of its squares, over each part of each row, one for each of some widths.
 
-    ``WIDTHS`` holds six bits for each of ``COUNT`` widths.
+    ``WIDTHS`` holds six bits for each of ``COUNT`` widths. Those of 0 and 32 bits are 0.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
@@ -257,7 +257,8 @@ def gains(
     start, wide = tl.load(lo), tl.load(span)
     offset = value.to(tl.float32) - start
     for i in tl.static_range(COUNT):
-        top = _top(tl.full([1], (WIDTHS >> (6 * i)) & 63, tl.int32))
+        width = tl.full([1], (WIDTHS >> (6 * i)) & 63, tl.int32)
+        top = _top(width)
         scale = _scale(wide, top)
         q = tl.div_rn(offset, scale)
         q = tl.where(q < 0.0, 0.0, q)
@@ -266,7 +267,7 @@ def gains(
         found = whole(q) * scale
         if value.dtype != tl.float32:
             found = (found + start).to(value.dtype).to(tl.float32) - start
-        error = tl.where(there, (found - offset) * upstream, 0.0)
+        error = tl.where(there & (width != 0) & (width != 32), (found - offset) * upstream, 0.0)
         if SQUARED:
             error = error * error
         tl.store(sums + (row.to(tl.int64) * parts + part) * COUNT + i, tl.sum(error, 0))

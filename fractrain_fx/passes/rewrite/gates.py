@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import PassError
-from fractrain_fx.native.choice import uses_kernels
+from fractrain_fx.native.choice import kernel_devices
 from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
 from fractrain_fx.nn.gates import BlockEmbedding, Controller, Skip
 from fractrain_fx.passes.graph.branches import is_sum
@@ -42,7 +42,8 @@ class InsertGates(PassBase):
         if not blocks:
             return PassResult(graph_module, False)
         options = self.config.gate_options
-        made = ControllerByKernels if uses_kernels(self.config) else Controller
+        devices = kernel_devices(self.config)
+        made = partial(ControllerByKernels, kernels=devices) if devices else Controller
         insert_module(graph_module, "controller", lambda: made(self.config.gate, len(options)))
         state: Node | None = None
         latest: Node | None = None
@@ -124,7 +125,8 @@ def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config
     axis = _feature_axis(graph_module, entry, block)
     together = record.batch.folded and axis == record.batch.axis
     features = record.batch.factor if together else record.shape[axis]
-    made = BlockEmbeddingByKernels if uses_kernels(config) else BlockEmbedding
+    devices = kernel_devices(config)
+    made = partial(BlockEmbeddingByKernels, kernels=devices) if devices else BlockEmbedding
     return made(features, axis, record.batch, config.gate.dims, config.gate.init)
 
 
