@@ -84,7 +84,7 @@ class EpochMeter:
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
         sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
-        bad = (~torch.isfinite(loss)).to(torch.int64) * (self._first + self.steps)
+        bad = torch.ne(loss - loss, 0) * (self._first + self.steps)  # NaN unless the loss is finite
         self._bad_step = (
             bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         )

@@ -47,22 +47,27 @@ class Latest(threading.local):
     """
 
     def __init__(self) -> None:
-        self._made: tuple[weakref.ref[Tensor], tuple[int, int], Any, Any] | None = None
+        self._made: tuple[weakref.ref[Tensor], tuple[Any, ...], Any, Any] | None = None
 
     def keep(self, x: Tensor, how: Any, result: Any) -> None:
         """Keep ``result``, which was made from ``x`` in the way ``how``; forget the one before."""
-        self._made = (weakref.ref(x), (x._version, _calls), how, result) if _watched(x) else None
+        self._made = (weakref.ref(x), _moment(x), how, result) if _watched(x) else None
 
     def of(self, x: Tensor, how: Any) -> Any:
         """The result that was made from ``x`` in the way ``how``, or ``None``."""
         if self._made is None or not _watched(x):
             return None
-        source, version, made_how, result = self._made
-        return result if source() is x and version == (x._version, _calls) and made_how == how else None
+        source, moment, made_how, result = self._made
+        return result if source() is x and moment == _moment(x) and made_how == how else None
 
     def drop(self) -> None:
         """Forget the result."""
         self._made = None
+
+
+def _moment(x: Tensor) -> tuple[Any, ...]:
+    """What a result depends on besides its tensor. Another stream of a GPU would not wait for the result."""
+    return x._version, _calls, torch.cuda.current_stream(x.device) if x.is_cuda else None
 
 
 def _watched(x: Tensor) -> bool:

@@ -163,7 +163,7 @@ class CostMeter(FullPrecision, FollowsStage):
     def _compute(self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None) -> Cost:
         spent = torch.zeros_like(self.full)
         if choices:
-            frequency = torch.stack([choice.float().mean(dim=0) for choice in choices])
+            frequency = torch.stack(tuple(choices)).float().mean(dim=1)
             spent = spent + (frequency.unsqueeze(-1) * self.table).sum(dim=(0, 1))
         if bits is not None:
             b, g = (each.to(torch.float32) for each in bits)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import rounding
+from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.nn.ranges import RunningRange
@@ -29,6 +30,9 @@ __all__ = [
     "WeightQuantizer",
     "picked",
 ]
+
+# The bits of the latest block's samples.
+_latest_forward, _latest_backward = Latest(), Latest()
 
 
 class ActivationQuantizer(nn.Module):
@@ -98,7 +102,7 @@ class MixedActivationQuantizer(ActivationQuantizer):
         self.register_buffer("options", torch.tensor(self.widths), persistent=False)
 
     def bits_of(self, control: Tensor) -> Int[Tensor, " batch"]:
-        return _bits_of_samples(self.options, control)
+        return _bits_of_samples(self.options, self.widths, control, _latest_forward)
 
     def choice_of(self, control: Tensor) -> Float[Tensor, "batch options"] | None:
         return control if control.requires_grad and rounding(self.widths) else None
@@ -186,10 +190,11 @@ class MixedGradientQuantizer(GradientQuantizer):
 
     def __init__(self, fmt: Format, options: Sequence[int], axis: BatchAxis, stream: int = 0) -> None:
         super().__init__(fmt, axis, stream)
-        self.register_buffer("options", torch.tensor(tuple(options)), persistent=False)
+        self.widths = tuple(options)
+        self.register_buffer("options", torch.tensor(self.widths), persistent=False)
 
     def bits_of(self, control: Tensor) -> Int[Tensor, " batch"]:
-        return _bits_of_samples(self.options, control)
+        return _bits_of_samples(self.options, self.widths, control, _latest_backward)
 
 
 def picked(choice: Float[Tensor, "batch options"]) -> Int[Tensor, " batch"]:
@@ -197,8 +202,18 @@ def picked(choice: Float[Tensor, "batch options"]) -> Int[Tensor, " batch"]:
     return choice.detach().argmax(1)
 
 
-def _bits_of_samples(options: Tensor, control: Tensor) -> Int[Tensor, " batch"]:
-    return options[control if control.ndim == 1 else picked(control)]
+def _bits_of_samples(
+    options: Tensor, widths: tuple[int, ...], control: Tensor, latest: Latest
+) -> Int[Tensor, " batch"]:
+    """The bits of each sample. On a device, where each op is a launch, the ops of a block get the same tensor."""
+    control = control if control.ndim == 1 else picked(control)
+    if control.is_cpu or torch.compiler.is_compiling():
+        return options[control]
+    found: Tensor | None = latest.of(control, widths)
+    if found is None:
+        found = options[control]
+        latest.keep(control, widths, found)
+    return found
 
 
 class _RoundActivation(torch.autograd.Function):

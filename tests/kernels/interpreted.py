@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -205,6 +206,35 @@ def test_a_product_by_the_backend_is_that_of_the_kernels_one_by_one(
     for ours, theirs in zip(CUDA.backward(plan, call, g, kept, (True, True, True)), wanted, strict=True):
         assert ours is not None and theirs is not None and torch.equal(ours, theirs)
     assert "gradient_grid" in str(CUDA.refuses(replace(plan, fmt=AffineByKernels("zero")), call, (True, True, True)))
+
+
+def test_ops_that_read_one_activation_in_one_way_round_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded: list[Tensor] = []
+
+    def counted(x: Tensor, *how: Any, **options: Any) -> Tensor | None:
+        rounded.append(x)
+        return calls.round_by_triton(x, *how, **options)
+
+    monkeypatch.setattr(cuda, "round_by_triton", counted)
+    fmt, axis = AffineByKernels(), BatchAxis()
+    factors = Factor(fmt, (), axis, "matrices"), Factor(fmt, (), axis, "matrices", True, 0)
+    plan = Plan(Linear(), (), *factors, fmt, axis)
+    a, bits, within = torch.randn(4, 6), torch.tensor(4), measure(torch.randn(9))
+
+    def forward(bits: Tensor) -> None:
+        weight = Rounds(torch.tensor(6), None)
+        CUDA.forward(plan, Call(a, torch.randn(3, 6), None, Rounds(bits, within), weight, None, None))
+
+    forward(bits)
+    forward(bits)
+    assert len(rounded) == 1
+    forward(torch.tensor(4))
+    assert len(rounded) == 2
+    bits.fill_(3)
+    forward(bits)
+    a.add_(1)
+    forward(bits)
+    assert len(rounded) == 4
 
 
 def block_operands(x: Tensor) -> Iterator[Operand]:

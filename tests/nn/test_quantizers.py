@@ -307,3 +307,14 @@ def test_compiled_steps_equal_eager_ones_and_new_bits_never_recompile(
             data, bits = torch.randn(7, 4), bits_of(step)
             assert torch.allclose(compiled(data, bits, uniform(step)), eager(data, bits, uniform(step)))
     assert counter.frame_count == 2
+
+
+def test_ops_of_a_block_share_the_bits_of_its_samples_on_a_device() -> None:
+    options = (0, 2, 4)
+    first, second, other = (
+        MixedActivationQuantizer(AFFINE, widths, BatchAxis()).to("meta") for widths in (options, options, (2, 4, 8))
+    )
+    choice = torch.empty(5, dtype=torch.int64, device="meta")
+    assert first.bits_of(choice) is second.bits_of(choice)
+    assert other.bits_of(choice) is not second.bits_of(choice)
+    assert first.bits_of(choice) is not first.bits_of(choice.clone())

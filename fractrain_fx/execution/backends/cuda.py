@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from fractrain_fx.execution.rounded import Rounded
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.affine.format import range_shape
 from fractrain_fx.formats.noise import noise_number
+from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.kernels.triton import has_triton, measure_by_triton, round_by_triton, round_rows_by_triton
 from fractrain_fx.nn.rounding import rounded_gradient
 
@@ -57,6 +58,9 @@ class Cuda:
 
 CUDA = Cuda()
 
+# The latest activation, rounded, for the next op that reads it in the same way, as queries, keys and values do.
+_latest = Latest()
+
 
 def _rounded(factor: Factor, x: Tensor, rounds: Rounds) -> Rounded:
     bits, within = rounds
@@ -66,11 +70,24 @@ def _rounded(factor: Factor, x: Tensor, rounds: Rounds) -> Rounded:
             return Rounded(*found)
         lo, span = measure_by_triton(x.detach(), factor.channel, range_shape(x, factor.channel))
         within = ValueRange(lo, span, True)
+    read = bits, within.lo, within.span
+    if factor.weight or any(each.is_inference() for each in read):
+        return Rounded(_values(factor, x, bits, within), within)
+    how = factor.fmt, factor.axis, within.measured_here, [(id(each), each._version) for each in read]
+    found: tuple[Tensor, Any] | None = _latest.of(x, how)
+    if found is None:
+        _latest.drop()
+        found = _values(factor, x, bits, within), read  # kept too, because the ids of lost tensors are given again
+        _latest.keep(x, how, found)
+    return Rounded(found[0], within)
+
+
+def _values(factor: Factor, x: Tensor, bits: Tensor, within: ValueRange) -> Tensor:
     bits = bits if factor.weight else factor.axis.expand(bits, x.shape)
     values = round_by_triton(x, bits, within)
     if values is None:  # bits or ranges differ along several dimensions
-        values = factor.fmt.activation(x, bits, within)
-    return Rounded(values, within)
+        return factor.fmt.activation(x, bits, within)
+    return values
 
 
 def _gradient(plan: Plan, bits: Tensor, seed: Tensor | None, g: Tensor) -> Tensor | None:
