@@ -67,7 +67,8 @@ class Latest(threading.local):
 
 def _moment(x: Tensor) -> tuple[Any, ...]:
     """What a result depends on besides its tensor. Another stream of a GPU would not wait for the result."""
-    return x._version, _calls, torch.cuda.current_stream(x.device) if x.is_cuda else None
+    on_gpu = x.is_cuda and torch.cuda.is_initialized()  # a fake tensor may say so where there is none
+    return x._version, _calls, torch.cuda.current_stream(x.device) if on_gpu else None
 
 
 def _watched(x: Tensor) -> bool:

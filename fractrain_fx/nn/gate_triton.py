@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.kernels.triton.gate_calls import (
     Sizes,
     choose_by_triton,
@@ -21,8 +21,8 @@ from fractrain_fx.nn.rounding import refuse_create_graph
 
 __all__ = ["choose_on_gpu", "embed_on_gpu"]
 
-# The packed weights, for the step that gets the state of the step before.
-_latest = Latest()
+# The packed weights of the step that made a state, for the step that gets it.
+_packed = WeakTensorKeyDictionary()
 
 
 def embed_on_gpu(x: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:
@@ -35,15 +35,15 @@ def embed_on_gpu(x: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:
 def choose_on_gpu(
     x: Tensor, state: State | None, cell: nn.LSTMCell, head: nn.Linear, *, lowest: int
 ) -> tuple[Tensor, State]:
-    """A step of the controller, as :func:`fractrain_fx.nn.gate_kernels.choose` takes and gives it."""
-    h, c = (None, None) if state is None else state
+    """A step of the controller, as :meth:`fractrain_fx.nn.gates.Controller.forward`, up to the order of sums."""
+    h, c = (None, None) if state is None else (each.contiguous() for each in state)
     sizes = Sizes(x.shape[1], cell.hidden_size, len(head.weight))
-    packed = None if h is None else _latest.of(h, sizes)
+    packed = None if h is None else _packed.get(h)
     if packed is None or len(packed) != rows_of(x, sizes):
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh, head.weight, head.bias)
         packed = torch.cat([each.flatten() for each in weights]).expand(rows_of(x, sizes), -1)
     choice, h, c, packed = _Choice.apply(x.contiguous(), h, c, packed, sizes, lowest)
-    _latest.keep(h, sizes, packed)
+    _packed[h] = packed
     return choice, (h, c)
 
 

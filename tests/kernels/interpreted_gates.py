@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fractrain_fx.config import GateConfig
 from fractrain_fx.kernels.triton import gate_calls
-from fractrain_fx.nn import gate_kernels
+from fractrain_fx.nn import gate_kernels, gate_triton
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
 from fractrain_fx.nn.gates import BlockEmbedding, Controller
@@ -53,6 +53,16 @@ def test_a_choice_whose_state_is_not_used_has_the_gradients_of_its_own_step() ->
     )
     for own, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(own, torch.zeros_like(own) if other is None else other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_holds_the_packed_weights_of_its_step_and_no_longer() -> None:
+    controller = ControllerByKernels(GateConfig(), 4, kernels=("cuda",))
+    choice, state = controller(torch.randn(2, 16), None, True)
+    assert len(gate_triton._packed) == 1
+    choice, state = controller(torch.randn(2, 16), state, True)
+    assert len(gate_triton._packed) == 2  # backward keeps the first state
+    del choice, state
+    assert not gate_triton._packed
 
 
 def test_a_choice_of_nan_takes_the_first_option_that_it_may() -> None:
