@@ -80,4 +80,6 @@ class _Choice(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
         of_choice, of_h, of_c, later = grads
-        return (*choose_errors_by_triton((of_choice, of_h, of_c, later), *ctx.saved_tensors, ctx.sizes), None, None)
+        x, h, c, next_h, kept, packed = ctx.saved_tensors
+        given = of_choice, of_h, of_c, later
+        return (*choose_errors_by_triton(given, x, h, c, next_h, kept, packed, ctx.sizes), None, None)

@@ -48,7 +48,7 @@ def test_a_choice_whose_state_is_not_used_has_the_gradients_of_its_own_step() ->
     ours.load_state_dict(plain.state_dict())
     x, weights = torch.randn(20, 16), torch.randn(20, 4)
     mine, theirs = (
-        torch.autograd.grad((each(x, None, True)[0] * weights).sum(), each.parameters(), allow_unused=True)
+        torch.autograd.grad((each(x, None, True)[0] * weights).sum(), list(each.parameters()), allow_unused=True)
         for each in (ours, plain)
     )
     for own, other in zip(mine, theirs, strict=True):
@@ -74,8 +74,8 @@ def test_a_choice_of_nan_takes_the_first_option_that_it_may() -> None:
 
 @pytest.mark.parametrize(("features", "dims"), [(40, (32, 16)), (3, (8, 5)), (150, (64, 64))])
 def test_an_embedding_and_its_gradients_are_those_of_the_plain_operations(features: int, dims: tuple[int, int]) -> None:
-    arguments = features, 1, BatchAxis(), dims, "he"
-    ours, plain = BlockEmbeddingByKernels(*arguments, kernels=("cuda",)), BlockEmbedding(*arguments)
+    ours = BlockEmbeddingByKernels(features, 1, BatchAxis(), dims, "he", kernels=("cuda",))
+    plain = BlockEmbedding(features, 1, BatchAxis(), dims, "he")
     ours.load_state_dict(plain.state_dict())
     x, weights = torch.randn(19, features), torch.randn(19, dims[1])
     found: list[list[Tensor]] = []

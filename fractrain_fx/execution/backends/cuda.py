@@ -74,12 +74,12 @@ def _rounded(factor: Factor, x: Tensor, rounds: Rounds) -> Rounded:
     if factor.weight or any(each.is_inference() for each in read):
         return Rounded(_values(factor, x, bits, within), within)
     how = factor.fmt, factor.axis, within.measured_here, [(id(each), each._version) for each in read]
-    found: tuple[Tensor, Any] | None = _latest.of(x, how)
-    if found is None:
+    latest: tuple[Tensor, Any] | None = _latest.of(x, how)
+    if latest is None:
         _latest.drop()
-        found = _values(factor, x, bits, within), read  # kept too, because the ids of lost tensors are given again
-        _latest.keep(x, how, found)
-    return Rounded(found[0], within)
+        latest = _values(factor, x, bits, within), read  # kept too, because the ids of lost tensors are given again
+        _latest.keep(x, how, latest)
+    return Rounded(latest[0], within)
 
 
 def _values(factor: Factor, x: Tensor, bits: Tensor, within: ValueRange) -> Tensor:
