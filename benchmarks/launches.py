@@ -62,8 +62,7 @@ def launches(subject: Subject, method: str, *, kernels: bool = True) -> Counter[
     """
     x, y = subject.data(subject.batch["cpu"])
     with patch.dict(os.environ, {MEANING: "cuda"}):
-        model, finish = _made(subject, method, x, "auto" if kernels else "plain")
-    model = model.to("meta").train()
+        model, finish = _made(subject, method, x, "auto" if kernels else "plain", "meta")
     found: Counter[str] = Counter()
     for _ in range(2):
         model.zero_grad()
@@ -76,18 +75,20 @@ def launches(subject: Subject, method: str, *, kernels: bool = True) -> Counter[
 def launches_compiled(subject: Subject, method: str) -> Counter[str]:
     """The kernels of a compiled step of a model, by kind; all but the engine's part of the loss is compiled."""
     x, y = subject.data(subject.batch["cpu"])
-    model, finish = _made(subject, method, x, "plain")
-    return compiled_launches(model.train(), lambda compiled: finish(subject.loss(compiled(x), y)))
+    model, finish = _made(subject, method, x, "plain", "cpu")
+    return compiled_launches(model, lambda compiled: finish(subject.loss(compiled(x), y)))
 
 
-def _made(subject: Subject, method: str, x: Tensor, backend: str) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """A model under a method, and what makes the loss of a step from the task's."""
+def _made(
+    subject: Subject, method: str, x: Tensor, backend: str, device: str
+) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    """A model under a method in training mode, and what makes the loss of a step from the task's."""
     torch.manual_seed(0)
     model: nn.Module = subject.build()
     if method == "float":
-        return model, _same
+        return model.to(device).train(), _same
     config = config_of(method).replace(**{"run.backend": backend, "run.compared_calls": 0})
-    rewritten = fractrainify(model, config=config, example_inputs=(x[:2],)).train()
+    rewritten = fractrainify(model, config=config, example_inputs=(x[:2],)).to(device).train()
     spread_choices(rewritten, len(x))
     finish = Engine(rewritten).loss
     if method == "pfq":

@@ -35,6 +35,7 @@ from fractrain_fx.kernels.triton import block_calls, calls
 from fractrain_fx.kernels.triton.kernels import measured
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
+from tests.models import thinned
 
 NAN, INF = float("nan"), float("inf")
 
@@ -62,7 +63,7 @@ def ends(x: Tensor, dim: int | None) -> Iterator[ValueRange]:
     yield from (within, ValueRange(within.lo / 2, within.span / 2))
 
 
-@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("dim", thinned([None, 0, 1], 3))
 def test_ranges_and_roundings_are_those_of_the_plain_operations(dim: int | None) -> None:
     for x in layouts():
         if dim is not None and dim >= x.ndim:
@@ -99,7 +100,7 @@ def test_noise_is_that_of_compiled_graphs() -> None:
     assert torch.equal(found, (x + noise).clamp(0, 255).round()) and 0 < found.sum() < 5000
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("bad", thinned([NAN, INF, -INF], 3))
 def test_a_bad_value_makes_nan_of_its_range_or_of_itself_in_a_range_that_is_given(bad: float) -> None:
     x = torch.randn(10, 10)
     x[3, 4] = bad
@@ -123,7 +124,7 @@ def test_a_range_wider_than_float32_saturates_and_a_constant_has_a_grid() -> Non
         assert found is not None and torch.equal(found, round_on_any_tensor(x, torch.tensor(4), within, False, None))
 
 
-@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("squared", thinned([False, True], 2))
 def test_the_gradient_of_gates_is_that_of_the_plain_operations(squared: bool) -> None:
     for x in (each for each in layouts() if each.ndim > 1):
         g = torch.randn_like(x)
@@ -162,7 +163,7 @@ def test_programs_that_each_measure_several_blocks_join_their_ends() -> None:
         assert finished == 0  # ready for the next launch
 
 
-@pytest.mark.parametrize("bits", [4, 31, 0, 32])
+@pytest.mark.parametrize("bits", thinned([4, 31, 0, 32], 2))
 def test_a_weight_is_measured_and_rounded_at_once(bits: int) -> None:
     for w in (torch.randn(3, 2500), torch.randn(5, 2, 3, 3).half(), torch.full((2, 3), 0.3), torch.randn(4)):
         found, within = calls.round_rows_by_triton(w, torch.tensor(bits), 0) or (None, None)
@@ -183,7 +184,7 @@ def test_rows_that_are_long_or_apart_are_measured_first() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, [3, 0, 32, 6]])
-@pytest.mark.parametrize("width", [12, 300])
+@pytest.mark.parametrize("width", thinned([12, 300], 2))
 def test_a_product_by_the_backend_is_that_of_the_kernels_one_by_one(
     bits: int | list[int], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +253,9 @@ def block_inputs() -> Iterator[Tensor]:
     yield from (x, x.half()[:, ::2], torch.randn(40, 140).t(), image)
 
 
-@pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8", "deepseek", "jetfire", "int8"])  # every kind of scale
+@pytest.mark.parametrize(
+    "name", thinned(["mxfp8", "nvfp4", "fp8", "deepseek", "jetfire", "int8"], 3)
+)  # kinds of scales
 def test_blocks_are_those_of_the_plain_operations(name: str) -> None:
     plain = MicroscalingFormat(RECIPES[name])
     for number, x in enumerate(block_inputs()):
@@ -268,7 +271,7 @@ def test_blocks_are_those_of_the_plain_operations(name: str) -> None:
                 torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["mxfp8", "jetfire", "fp8"])
+@pytest.mark.parametrize("name", thinned(["mxfp8", "jetfire", "fp8"], 3))
 def test_samples_of_a_block_have_their_own_bits(name: str) -> None:
     plain, x = MicroscalingFormat(RECIPES[name]), torch.randn(6, 70)
     widths = {"fp8": (0, 8, 16, 32)}.get(name, (0, 4, 8, 32))

@@ -25,13 +25,15 @@ from fractrain_fx.kernels.triton import calls, fit
 from fractrain_fx.nn import ranges
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
+from tests.models import thinned
 
 
-def test_the_kernels_give_the_numbers_of_the_plain_operations() -> None:
+@pytest.mark.parametrize("cases", thinned(["not long", "long"], 2))
+def test_the_kernels_give_the_numbers_of_the_plain_operations(cases: str) -> None:
     pytest.importorskip("triton", minversion="3.7")  # the interpreter of older ones fails with today's numpy
     files = [str(Path(__file__).with_name(f"{name}.py")) for name in ("interpreted", "interpreted_gates")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:xdist", *files],
+        [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:xdist", "-m", cases, *files],
         cwd=Path(__file__).parents[3],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
