@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx.config.precision import FLOAT_BITS
@@ -25,13 +25,29 @@ def rotation(width: int, seed: Int[Tensor, ""] | None, like: Tensor) -> Float[Te
 
     Without a seed all signs are positive, and the matrix is its own inverse.
     """
+    matrix = _hadamard(width, like)
+    if seed is None:
+        return matrix
+    signs = torch.where(hashed(width, matrix[0], seed) < 0, -1.0, 1.0).to(like.dtype)
+    return matrix * signs
+
+
+_made: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
+def _hadamard(width: int, like: Tensor) -> Float[Tensor, "width width"]:
+    """The matrix without signs. Eager calls share it, because making it takes 20 launches on a GPU."""
+    key = width, like.dtype, like.device
+    shares = type(like) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
+    if shares and key in _made:
+        return _made[key]
     matrix = torch.ones(1, 1, dtype=like.dtype, device=like.device)
     while matrix.shape[0] < width:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    if seed is None:
-        return matrix * math.sqrt(1 / width)
-    signs = torch.where(hashed(width, matrix[0], seed) < 0, -1.0, 1.0).to(like.dtype)
-    return matrix * signs * math.sqrt(1 / width)
+    matrix = matrix * math.sqrt(1 / width)
+    if shares and type(matrix) is Tensor and not matrix.is_inference():  # what a mode of torch made is for that mode
+        _made[key] = matrix
+    return matrix
 
 
 def needs_rotation(bits: Sequence[Int[Tensor, "*bits"]]) -> bool:

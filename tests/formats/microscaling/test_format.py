@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fractrain_fx.config import RECIPES
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats import Operand, get_format
 from fractrain_fx.formats.microscaling import fake_quantize
+from fractrain_fx.formats.microscaling.hadamard import rotation
 
 WIDTHS = {"mx": (4, 6, 8), "nvfp4": (4,), "fp8": (8,), "int": (4, 6, 8)}
 
@@ -87,3 +88,13 @@ def test_switchback_has_rows_and_leaves_the_weight_gradient_in_bfloat16() -> Non
     samples = torch.tensor([0, 8, 32, 8, 0]).view(5, 1)
     kept = fmt.operand(x, samples, Operand("weight_gradient", "g", (0,)))
     assert torch.equal(kept, torch.where(samples == 8, x.bfloat16().float(), x))
+
+
+def test_the_matrix_of_the_transform_is_made_once_and_what_a_mode_of_torch_makes_stays_there() -> None:
+    like, wide = torch.ones(1), torch.ones(1, dtype=torch.float64)
+    assert rotation(16, None, like) is rotation(16, None, like)
+    with FakeTensorMode() as mode:
+        assert isinstance(rotation(16, None, mode.from_tensor(like)), FakeTensor)
+    with torch.inference_mode():
+        assert rotation(64, None, wide).is_inference()
+    assert not rotation(64, None, wide).is_inference()
