@@ -44,6 +44,7 @@ def items(setting: Setting) -> Mapping[str, Any]:
         "rounding equals the CPU's, affine": partial(rounding.of_affine, setting),
         "rounding equals the CPU's, MX, NVFP4 and FP8": partial(rounding.of_blocks, setting),
         "Triton kernels give the numbers of plain operations": partial(rounding.by_kernels, setting),
+        "gates by Triton kernels choose as by plain operations": partial(rounding.of_gates, setting),
         "stochastic rounding is right on average": partial(rounding.by_chance, setting),
         "what runs equals the graph shown": partial(_of_models, names, _equals_shown, setting),
         "a step and an evaluation equal the CPU's": partial(_of_models, names, _equals_cpu, setting),

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from benchmarks.gpu.limits import below, distance
 from benchmarks.gpu.setting import Setting
+from fractrain_fx import GateConfig
 from fractrain_fx.formats import ValueRange, affine, microscaling
 from fractrain_fx.kernels.formats import AffineByKernels
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
+from fractrain_fx.nn.gates import BlockEmbedding, Controller
 
-__all__ = ["by_chance", "by_kernels", "of_affine", "of_blocks"]
+__all__ = ["by_chance", "by_kernels", "of_affine", "of_blocks", "of_gates"]
 
 
 def of_affine(setting: Setting) -> str:
@@ -50,6 +54,7 @@ def by_kernels(setting: Setting) -> str:
             for bits in (2, 3, 8, 16, 0, 32, torch.tensor([0, 4, 8, 32], device=setting.device).view(4, 1, 1, 1)):
                 within = plain.activation_range(x)
                 _require_equal(quick.activation_range(x)[:2], within[:2])
+                _require_equal(_moved(quick, x), _moved(plain, x))
                 for ends in (within, ValueRange(within.lo / 2, within.span / 2)):
                     _require_equal((quick.activation(x, bits, ends),), (plain.activation(x, bits, ends),))
                 for dim in (None, 0, 1) if not isinstance(bits, Tensor) else ():
@@ -61,6 +66,39 @@ def by_kernels(setting: Setting) -> str:
                 sums = [each.activation_gains(x, g, (0, 3, 4, 8), within, squared) for each in (quick, plain)]
                 farthest = max(farthest, distance(*sums))
     return f"{count} cases bit for bit, gradients of gates within {below(farthest, 1e-4):.1e}"
+
+
+def _moved(fmt: affine.AffineFormat, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A running range after a batch; three times the batch was there before."""
+    before = [each.clone() for each in fmt.activation_range(3 * x)[:2]]
+    running = before[0], before[1], torch.ones((), dtype=torch.bool, device=x.device)
+    if fmt.moved_range(x, running, 0.1) is None:
+        fmt.move_range(running, fmt.activation_range(x)[:2], 0.1)
+    return running
+
+
+def of_gates(setting: Setting) -> str:
+    """Choices, and gradients up to the order of sums, of a controller's three steps and of an embedding."""
+    controllers = ControllerByKernels(GateConfig(), 5), Controller(GateConfig(), 5)
+    of_block = 40, 1, BatchAxis(), GateConfig().dims, GateConfig().init
+    embeddings = BlockEmbeddingByKernels(*of_block), BlockEmbedding(*of_block)
+    for quick, plain in (controllers, embeddings):
+        quick.load_state_dict(plain.state_dict())
+    x = torch.randn(3, 37, 40, device=setting.device)
+    found = []
+    for controller, embedding in zip(controllers, embeddings, strict=True):
+        controller.to(setting.device)
+        embedding.to(setting.device)
+        state, choices = None, []
+        for each, skippable in zip(x, (True, False, True), strict=True):
+            choice, state = controller(embedding(each), state, skippable)
+            choices.append(choice)
+        loss = (torch.stack(choices) * x[..., :5]).sum()
+        parameters = *controller.parameters(), *embedding.parameters()
+        found.append((torch.stack(choices).argmax(2), *torch.autograd.grad(loss, parameters)))
+    _require_equal(found[0][:1], found[1][:1])
+    farthest = max(distance(*pair) for pair in zip(found[0][1:], found[1][1:], strict=True))
+    return f"the same choices, gradients within {below(farthest, 1e-4):.1e}"
 
 
 def _layouts(dtype: torch.dtype, setting: Setting) -> Iterator[Tensor]:
