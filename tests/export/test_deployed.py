@@ -49,8 +49,9 @@ def test_a_model_that_multiplies_activations_itself_becomes_its_evaluation_graph
     model = rewritten(Convolutions(), torch.randn(2, 3, 8, 8))
     plain = model.deployed()
     x = torch.randn(5, 3, 8, 8)
-    with torch.no_grad():
-        assert plain.float_products == () and torch.equal(model(x), plain(x))
+    assert plain.float_products == ()
+    with torch.no_grad():  # on some processors the model's convolution adds up in another order
+        torch.testing.assert_close(plain(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_transform_of_the_forward_product_is_not_left_out_silently() -> None:

@@ -73,8 +73,9 @@ def test_a_vector_is_rounded_as_a_batch_of_one_and_its_gradient_is_near(config: 
 def test_a_map_without_a_batch_dimension_is_a_batch_of_one(config: FracConfig, groups: int) -> None:
     model, x = Maps(groups), torch.randn(8, 2, 2)  # shorter than the channels of a group
     alone, batch = step(model, config, x), step(model, config, x[None])
-    torch.testing.assert_close(alone[0], batch[0][0], rtol=0, atol=0)
-    torch.testing.assert_close(alone[1], batch[1], rtol=0, atol=0)
+    # On some processors torch adds up a map alone in another order.
+    torch.testing.assert_close(alone[0], batch[0][0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(alone[1], batch[1], rtol=1e-5, atol=1e-5)
 
 
 def test_float_equals_the_model() -> None:
