@@ -20,6 +20,7 @@ __all__ = ["BUDGETS", "frontier"]
 BUDGETS = (30, 40, 55, 70)
 """Shares of the cost of static FW-8/BW-8, in per cent."""
 
+_OUTER = "static, outer layers too"
 # A run counts at a budget if it costs at most two points more: precisions and targets don't meet a share exactly.
 _SLACK = 2.0
 # A static precision is a rival of what costs up to this much more.
@@ -116,11 +117,15 @@ def _of(points: Sequence[_Point], curve: str) -> list[_Point]:
 
 
 def _rivals(points: Sequence[_Point]) -> str:
-    """Each curve where it is furthest from the best static precision of its cost, of those with the most seeds."""
-    static, rows = [point for point in points if point.static], []
+    """Each curve where it is furthest from the best static precision of its cost, of those with the most seeds.
+
+    Static precisions that round the outer layers are rivals of all but themselves.
+    """
+    rows = []
     unit = "nats" if points[0].group.records[0]["metric"] == "perplexity" else "points"
     for curve in _curves(points):
         mine = [point for point in _of(points, curve) if not point.static and point.cost < 100]
+        static = [point for point in points if point.static or (point.curve == _OUTER != curve)]
         pairs = [(point, rival) for point in mine if (rival := _rival(point, static))]
         if not pairs:
             continue
