@@ -19,7 +19,7 @@ from benchmarks.coverage.trial import Row, passed
 
 __all__ = ["Results", "commit", "without_paths"]
 
-_PACKAGES = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*)/")
+_PACKAGES = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*|lib/python3\.\d+)/")
 _CHECKOUT = re.compile(r"/[^\s\"'()]*/(?=benchmarks/coverage/)")
 _TEMPORARY = re.compile(r"/tmp/[^\s\"'(),;:\\]+")
 _LIBRARIES = ("torch", "timm", "transformers", "torchvision")
@@ -84,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def without_paths(text: str) -> str:
-    """A text without the folders of packages, of this checkout and of temporary files: each machine has others."""
+    """A text without the folders of Python, packages, this checkout and temporary files: each machine has others."""
     return _TEMPORARY.sub("a folder", _CHECKOUT.sub("", _PACKAGES.sub("", text)))
 
 

@@ -90,6 +90,8 @@ def rows_of(cases: Sequence[Case]) -> dict[str, Row]:
 def test_rows_name_no_folder_of_the_machine() -> None:
     text = "at /home/me/work/benchmarks/coverage/libraries/spiking.py:49, /home/me/.venv/lib/timm/vit.py:3, /tmp/x/m.py"
     assert without_paths(text) == "at benchmarks/coverage/libraries/spiking.py:49, lib/timm/vit.py:3, a folder"
+    assert without_paths("in `/home/me/lib/python3.11/random.py`") == "in `random.py`"
+    assert without_paths("/home/me/lib/python3.11/site-packages/timm/vit.py") == "timm/vit.py"
 
 
 @pytest.mark.long
