@@ -20,7 +20,7 @@ __all__ = ["BUDGETS", "frontier"]
 BUDGETS = (30, 40, 55, 70)
 """Shares of the cost of static FW-8/BW-8, in per cent."""
 
-_OUTER = "static, outer layers too"
+_OUTER = "outer layers too"
 # A run counts at a budget if it costs at most two points more: precisions and targets don't meet a share exactly.
 _SLACK = 2.0
 # A static precision is a rival of what costs up to this much more.
@@ -33,8 +33,8 @@ _APART = {
     "allocated": "allocated",
     "priced": "allocated",
     "ends": "first and last block high",
-    "outer": "outer layers too",
-    "last": "outer layers too",
+    "outer": _OUTER,
+    "last": _OUTER,
 }
 
 
@@ -125,7 +125,7 @@ def _rivals(points: Sequence[_Point]) -> str:
     unit = "nats" if points[0].group.records[0]["metric"] == "perplexity" else "points"
     for curve in _curves(points):
         mine = [point for point in _of(points, curve) if not point.static and point.cost < 100]
-        static = [point for point in points if point.static or (point.curve == _OUTER != curve)]
+        static = [point for point in points if point.static or (point.curve == f"static, {_OUTER}" != curve)]
         pairs = [(point, rival) for point in mine if (rival := _rival(point, static))]
         if not pairs:
             continue

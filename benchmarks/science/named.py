@@ -132,7 +132,7 @@ SETTINGS: dict[str, Settings] = {
     # Static precisions below FW-8/BW-8, for what schedules and choices have to beat at the same cost.
     **{
         f"fw-{forward}-bw-{backward}": {"precision": f"FW-{forward}/BW-{backward}"}
-        for forward, widths in {3: (6,), 4: (3, 4, 6, 8), 5: (3, 4, 6, 8), 6: (3, 4, 6, 8), 7: (4, 7)}.items()
+        for forward, widths in {3: (6,), 4: (3, 4, 6, 8), 5: (3, 4, 6, 8), 6: (3, 4, 6, 8)}.items()
         for backward in widths
     },
     "by-length": {"schedule": "by-length"},

@@ -66,7 +66,7 @@ class Latest(threading.local):
 
 
 def _moment(x: Tensor) -> tuple[Any, ...]:
-    """What a result depends on besides its tensor. Another stream of a GPU would not wait for the result."""
+    """The state in which a result was made: another stream of a GPU, for example, would not wait for the result."""
     on_gpu = x.is_cuda and torch.cuda.is_initialized()  # a fake tensor may say so where there is none
     return x._version, _calls, torch.cuda.current_stream(x.device) if on_gpu else None
 

@@ -128,7 +128,7 @@ class Prepared:
 
     @property
     def place(self) -> str:
-        """Where and how the model is trained, for the log."""
+        """The device, and whether the run chose CUDA graphs by itself, as the log tells it."""
         chosen = self._settings.compile is None and self.compile_mode is not None
         return f"{self.accelerator.device}{CHOSEN if chosen else ''}"
 

@@ -253,9 +253,8 @@ def block_inputs() -> Iterator[Tensor]:
     yield from (x, x.half()[:, ::2], torch.randn(40, 140).t(), image)
 
 
-@pytest.mark.parametrize(
-    "name", thinned(["mxfp8", "nvfp4", "fp8", "deepseek", "jetfire", "int8"], 3)
-)  # kinds of scales
+# Recipes with every kind of scale.
+@pytest.mark.parametrize("name", thinned(["mxfp8", "nvfp4", "fp8", "deepseek", "jetfire", "int8"], 3))
 def test_blocks_are_those_of_the_plain_operations(name: str) -> None:
     plain = MicroscalingFormat(RECIPES[name])
     for number, x in enumerate(block_inputs()):

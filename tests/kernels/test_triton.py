@@ -88,7 +88,7 @@ def test_a_format_asks_the_kernels_for_each_of_its_steps(monkeypatch: pytest.Mon
     fmt.activation(x, 4, within)
     fmt.weight(x, 4, dim=0, within=within)
     fmt.weight(x, 4, dim=0)
-    # Where the kernel of rows gives nothing, the other two do.
+    # If the kernel of rows refuses, one kernel measures and another rounds.
     assert asked == ["round_by_triton"] * 2 + ["round_rows_by_triton", "measure_by_triton", "round_by_triton"]
     monkeypatch.setattr(formats, "round_by_triton", lambda g, bits, within, **how: (how["erase"], type(how["noise"])))
     seed = torch.tensor(3)

@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """The next powers of 2, because Triton has no other shapes."""
+        """The sizes rounded up to powers of 2, the shapes that Triton has."""
         return _width(self.features), _width(self.hidden), _width(self.options)
 
     @property
