@@ -4,45 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fractrain_fx.config.precision import FULL
+from fractrain_fx.model import FracModel
 from fractrain_fx.passes import Op
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_words
+from fractrain_fx.passes.rewrite.cost import costed
 
-__all__ = ["loud_line"]
+__all__ = ["float_share", "loud_line"]
 
-# At the default targets of 1.5 to 3 %, float ops of this share cost several times what all others do.
-_MUCH_FLOAT = 0.10
+# Float ops that cost more than all others together hide what a method saves.
+_MUCH_FLOAT = 0.5
 _DEAR_GATES = 0.05
 _NAMED = 2
 
 
-def loud_line(ops: Sequence[Op], gate_macs: int, misplaced: Sequence[str], method: str) -> str:
+def float_share(model: FracModel) -> float:
+    """The share (0..1) of a training step's cost that float ops take in the last stage, or at the last target."""
+    config = model.frac_config
+    stage = config.precision_stages[-1]
+    spent = {"gated": 0.0, "scheduled": 0.0, "pinned": 0.0, "float": 0.0}
+    for op, cost in costed(model.graph_module, config):
+        steered = op.precision.mode in ("gated", "scheduled")
+        precision = op.precision.at(config, stage) if steered else op.precision.precision or FULL
+        spent[op.precision.mode] += sum(cost.macs if config.gated and steered else cost.spent(precision))
+    if config.gated:
+        spent["gated"] = (spent["gated"] + spent.pop("scheduled")) * model.targets[-1] / 100
+    return spent["float"] / max(sum(spent.values()), 1)
+
+
+def loud_line(ops: Sequence[Op], gate_macs: int, misplaced: Sequence[str], float_cost: float) -> str:
     """One line about all of these that hold; empty if none does.
 
     Args:
         ops: all contractions.
         gate_macs: MACs of all gates for one sample.
         misplaced: modules that take the sequence first and get the samples there.
-        method: the method; under ``float`` everything stays float on purpose.
+        float_cost: what :func:`float_share` gives; 0 under method ``float``, where everything is float on purpose.
     """
     parts = [sequence_first_words(misplaced)] if misplaced else []
-    parts += [*(_float(ops) if method != "float" else ()), *_uncounted(ops)]
+    parts += [*_float(ops, float_cost), *_uncounted(ops)]
     total = sum(op.macs or 0 for op in ops)
     if gate_macs > _DEAR_GATES * total:
         parts.append(f"gates cost {100 * gate_macs / max(total, 1):.1f} % of the model's MACs, which no cp includes")
     return f"ATTENTION: {'; '.join(parts)}" if parts else ""
 
 
-def _float(ops: Sequence[Op]) -> Iterator[str]:
-    total = max(sum(op.macs or 0 for op in ops), 1)
+def _float(ops: Sequence[Op], float_cost: float) -> Iterator[str]:
     reasons: dict[str, int] = {}
     for op in ops:
         if op.precision.mode == "float":
             reasons[op.precision.reason] = reasons.get(op.precision.reason, 0) + (op.macs or 0)
-    share = sum(reasons.values()) / total
-    if share > _MUCH_FLOAT:
+    if float_cost > _MUCH_FLOAT:
+        total = max(sum(op.macs or 0 for op in ops), 1)
+        shares = {reason: f"{100 * macs / total:.1f}" for reason, macs in reasons.items()}
         largest = sorted(reasons, key=lambda reason: -reasons[reason])[:_NAMED]
-        told = ", ".join(f"{100 * reasons[reason] / total:.1f} %: {reason}" for reason in largest)
-        yield f"{100 * share:.1f} % of the MACs stay float and keep their full cost ({told})"
+        told = ", ".join(f"{shares[each]} % of the MACs: {each}" for each in largest if shares[each] != "0.0")
+        yield f"ops that stay float take {100 * float_cost:.0f} % of the cost ({told}); a pin gives them bits"
 
 
 def _uncounted(ops: Sequence[Op]) -> Iterator[str]:

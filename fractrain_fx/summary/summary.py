@@ -16,7 +16,7 @@ from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.passes.graph.tensors import shapes_in_words
 from fractrain_fx.summary import notebook, text
-from fractrain_fx.summary.loud import loud_line
+from fractrain_fx.summary.loud import float_share, loud_line
 from fractrain_fx.summary.machines import slowest_lines, step_lines, steps_table
 from fractrain_fx.summary.notes import notes_of
 from fractrain_fx.summary.rows import Row, tree
@@ -41,6 +41,8 @@ class Summary:
         leaves: modules kept as one node, with the reason.
         targets: cp of each stage in per cent (gated methods).
         reachable: lowest and highest cp in per cent (gated methods).
+        float_cost: share (0..1) of a training step's cost that float ops take, in the last stage or at the last target;
+            0 under method ``float``.
         followed: the precision of scheduled ops at each target, as text (gated methods).
         notes: other facts about the recording, such as a fixed batch size or values that could not be compared.
         loud: one line about what a reader must not miss (much that stays float, is not counted, or is spent on gates;
@@ -62,6 +64,7 @@ class Summary:
     leaves: dict[str, str]
     targets: tuple[float, ...]
     reachable: tuple[float, float] | None
+    float_cost: float
     parameters: int
     gate_parameters: int
     gates: dict[str, GateSize] = field(default_factory=dict)
@@ -141,6 +144,11 @@ class Summary:
         uncounted = f" ({len(self.uncounted)} uncounted, in no share)" if self.uncounted else ""
         counts = f"{len(self.ops)} contractions{uncounted}, {len(self.blocks)} blocks"
         yield f"{self.macs:,} forward MACs a sample: {shares}; {counts}"
+        if self.float_cost:
+            last = (
+                "at the last target" if self.targets else "in the last stage" if len(self.options) > 1 else "of a step"
+            )
+            yield f"ops that stay float take {100 * self.float_cost:.1f} % of the cost {last}"
         if self.options:
             yield f"precisions: {', '.join(self.options)}"
         if self.reachable:
@@ -196,6 +204,7 @@ def summarize(
     gates = gate_sizes(graph_module, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
     found = None if machine is None else find_machine(machine)
+    float_cost = 0.0 if config.method == "float" else float_share(model)
     return Summary(
         model=type(model._state.original).__name__,
         method=config.method,
@@ -206,13 +215,14 @@ def summarize(
         leaves=dict(model.leaves),
         targets=model.targets,
         reachable=model.reachable,
+        float_cost=float_cost,
         parameters=sum(p.numel() for name, p in model.named_parameters() if not name.startswith(f"{NAMESPACE}.")),
         gate_parameters=controller_size(config).parameters + sum(g.parameters for g in gates.values()) if gates else 0,
         gates=gates,
         followed=tuple(str(scheduled_precision(config, target)) for target in model.targets),
         notes=tuple(notes_of(model)),
         loud=loud_line(
-            model.ops, sum(gate.macs for gate in gates.values()), samples_in_sequence(graph_module), config.method
+            model.ops, sum(gate.macs for gate in gates.values()), samples_in_sequence(graph_module), float_cost
         ),
         shapes=shapes_in_words(graph_module),
         steps=() if found is None else tuple(plan_steps(model, found, batch)),

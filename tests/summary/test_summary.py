@@ -72,7 +72,7 @@ def test_a_plan_shows_what_inspecting_shows() -> None:
     case = build("resnet18")
     dry = plan(case.model, example_inputs=case.args)
     wet = summarize(fractrainify(case.model, example_inputs=case.args))
-    assert str(dry) == str(wet) and not dry.loud
+    assert str(dry) == str(wet)
 
 
 def test_the_text_names_precision_skip_and_reasons() -> None:
@@ -159,12 +159,36 @@ def test_shapes_are_shown_on_request_with_every_input_of_a_block() -> None:
 def test_much_float_dear_gates_and_uncounted_ops_are_said_first() -> None:
     model, arguments = timed(1)
     summary = plan(model, **arguments)
-    assert re.match(r"ATTENTION: \d+\.\d % of the MACs stay float .*; gates cost \d+\.\d % of the", summary.loud)
+    assert re.match(
+        r"ATTENTION: ops that stay float take \d+ % of the cost .*; gates cost \d+\.\d % of the", summary.loud
+    )
     assert " ".join(str(summary).split()).startswith(summary.loud)
     assert f"<strong>{escape(summary.loud)}</strong>" in summary._repr_html_()
     assert plan(model, **arguments | {"config": FracConfig(method="float", run=RunConfig(batch_axis=1))}).loud == ""
     unknown = replace(summary.ops[0], name="odd", macs=None)
-    assert "1 contraction is not counted in any share (odd)" in loud_line([unknown], 0, (), "float")
+    assert "1 contraction is not counted in any share (odd)" in loud_line([unknown], 0, (), 0.0)
+
+
+@pytest.mark.parametrize(("method", "words"), [("static", "of a step"), ("pfq", "in the last stage")])
+def test_the_cost_of_float_ops_is_theirs_of_what_a_step_costs(method: str, words: str) -> None:
+    model = rewritten("resnet18", method=method)
+    model.set_precision(model.frac_config.precision_stages[-1])
+    model.train()(*build("resnet18").args)
+    macs = {
+        mode: sum(sum(op.training_macs) for op in model.ops if op.precision.mode == mode)
+        for mode in ("float", "scheduled")
+    }
+    summary = summarize(model)
+    assert summary.float_cost == pytest.approx(
+        macs["float"] / sum(macs.values()) / model.cost.cp_total.item(), rel=1e-5
+    )
+    assert f"ops that stay float take {100 * summary.float_cost:.1f} % of the cost {words}" in str(summary)
+    assert summary.float_cost < 0.5 and not summary.loud
+
+
+def test_the_cost_of_float_ops_under_gates_is_at_the_last_target() -> None:
+    first, last = (summarize(rewritten("resnet18", targets=targets)).float_cost for targets in ((3.0,), (2.0, 3.5)))
+    assert last / (1 - last) == pytest.approx(first / (1 - first) * 3.0 / 3.5, rel=1e-6)
 
 
 def test_sequence_first_parts_that_get_the_samples_first_are_named() -> None:

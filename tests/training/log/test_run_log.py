@@ -83,7 +83,7 @@ def test_a_run_explains_its_words_and_logs_steps_and_bits(tmp_path: Path, monkey
     first, loud, second, how, *lines = text.getvalue().splitlines()
     assert first.startswith("cp (cost percentage) 1.50 % means") and "FW-4/BW-6 means 4 bits in the" in first
     assert "cp_total" in first and "A stage is" in first
-    assert re.match(r"ATTENTION: \d+\.\d % of the MACs stay float .*first contraction.*; gates cost", loud)
+    assert re.match(r"ATTENTION: ops that stay float take \d+ % of the cost .*first contraction.*; gates cost", loud)
     assert "2 stages: target cp " in second and " % / " in second
     assert how.startswith("rounds by ") and "(run.backend='auto': FRACTRAIN_BACKEND is " in how
     assert LINE.fullmatch(lines[1]) and "stage 1 (cp " in lines[3] and re.search(r"accuracy \d+\.\d\d %$", lines[3])
