@@ -12,6 +12,7 @@ from benchmarks.gpu.limits import below, distance
 from benchmarks.gpu.setting import Setting
 from fractrain_fx import GateConfig
 from fractrain_fx.formats import ValueRange, affine, microscaling
+from fractrain_fx.formats.running import RangeBuffers
 from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
@@ -68,12 +69,11 @@ def by_kernels(setting: Setting) -> str:
     return f"{count} cases bit for bit, gradients of gates within {below(farthest, 1e-4):.1e}"
 
 
-def _moved(fmt: affine.AffineFormat, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _moved(fmt: affine.AffineFormat, x: Tensor) -> RangeBuffers:
     """A running range after a batch; three times the batch was there before."""
     before = [each.clone() for each in fmt.activation_range(3 * x)[:2]]
-    running = before[0], before[1], torch.ones((), dtype=torch.bool, device=x.device)
-    if fmt.moved_range(x, running, 0.1) is None:
-        fmt.move_range(running, fmt.activation_range(x)[:2], 0.1)
+    running = RangeBuffers(before[0], before[1], torch.ones((), dtype=torch.bool, device=x.device))
+    fmt.moved_range(x, running, 0.1)
     return running
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fractrain_fx.config.products import ProductName, Recipe
 from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
 from fractrain_fx.formats.counts import Counts
+from fractrain_fx.formats.running import RangeBuffers, move_range
 from fractrain_fx.formats.sample_axis import SampleAxis
 
 __all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "SampleAxis", "Seed", "ValueRange", "Values"]
@@ -162,9 +163,11 @@ class Format(Protocol):
         """The range of a batch, in float32 or wider. Evaluation averages it over training steps."""
         ...
 
-    def moved_range(self, x: Values, running: tuple[Tensor, Tensor, Tensor], weight: float) -> ValueRange | None:
-        """Measure a batch and do what :meth:`move_range` does, if a kernel does both at once."""
-        return None
+    def moved_range(self, x: Values, running: RangeBuffers, weight: float) -> ValueRange:
+        """The range of a batch, to which a running range moves by this weight."""
+        within = self.activation_range(x)
+        move_range(running, within.lo, within.span, weight)
+        return within
 
     def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
         """The ranges of the samples along ``axis``, which broadcast against ``x``; one for all by default."""
@@ -250,26 +253,6 @@ class Format(Protocol):
         if known_bits(bits) not in (None, 0):
             return rounded
         return put_where(bits, (0,), 0.0, rounded.clone() if rounded is g else rounded)
-
-    def move_range(self, running: tuple[Tensor, Tensor, Tensor], within: tuple[Tensor, Tensor], weight: float) -> None:
-        """Move a running range to that of a batch, in place, unless that is not finite.
-
-        There is no branch on values, which would break a compiled graph, and little arithmetic, because each step of it
-        is compiled once for each quantized activation.
-
-        Args:
-            running: its low end and width, and whether any batch has filled it. It counts as 0 before the first batch,
-                which has weight 1, so that the range of that batch is taken exactly.
-            within: low end and width of the batch's range.
-            weight: of the batch.
-        """
-        (lo, span), (of_lo, of_span, seen) = within, running
-        finite = torch.eq((lo - lo) + (span - span), 0.0)
-        weights = torch.where(seen, weight, 1.0)
-        old_lo, old_span = of_lo * seen, of_span * seen
-        of_lo.copy_(torch.where(finite, old_lo + weights * (lo - old_lo), of_lo))
-        of_span.copy_(torch.where(finite, old_span + weights * (span - old_span), of_span))
-        seen.logical_or_(finite)
 
 
 class CodedFormat(Protocol):

@@ -21,6 +21,7 @@ from fractrain_fx.formats.microscaling.elements import Grid
 from fractrain_fx.formats.microscaling.format import scale_of_group
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import noise_number
+from fractrain_fx.formats.running import RangeBuffers
 from fractrain_fx.kernels import affine, graph_ops, microscaling
 from fractrain_fx.kernels.triton import (
     gains_by_triton,
@@ -118,10 +119,10 @@ class AffineByKernels(AffineFormat):
                 return found
         return super().output_gradient(g, bits, axis=axis, seed=seed, out=out)
 
-    def moved_range(self, x: Values, running: tuple[Tensor, Tensor, Tensor], weight: float) -> ValueRange | None:
+    def moved_range(self, x: Values, running: RangeBuffers, weight: float) -> ValueRange:
         if "cuda" in self.kernels and has_triton(x, *running[:2]):
             return ValueRange(*measure_by_triton(x, None, (), running, weight), True)
-        return None
+        return super().moved_range(x, running, weight)
 
     def weight(
         self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fractrain_fx.formats import Format, ValueRange
-from fractrain_fx.formats.bits import readable
+from fractrain_fx.formats.running import RangeBuffers
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.full_precision import FullPrecision
 
@@ -50,22 +48,4 @@ class RunningRange(FullPrecision):
             return self.fmt.sample_ranges(x.detach(), self.axis)
         if not self.training or self.fmt.per_product:
             return ValueRange(self.lo, self.span)
-        within = self.fmt.moved_range(x.detach(), (self.lo, self.span, self.seen), 1 - self.keep)
-        if within is None:
-            within = self.fmt.activation_range(x.detach())
-            self._update(within.lo, within.span)
-        return within
-
-    def _update(self, lo: Tensor, span: Tensor) -> None:
-        if lo.dtype != self.lo.dtype:
-            lo, span = lo.to(self.lo.dtype), span.to(self.span.dtype)
-        if readable(span):  # a pass over one number costs as much as one over thousands
-            if math.isfinite(float(span)) and math.isfinite(float(lo)):
-                seen = bool(self.seen)
-                weight = 1 - self.keep if seen else 1.0
-                self.lo.lerp_(lo, weight)
-                self.span.lerp_(span, weight)
-                if not seen:
-                    self.seen.fill_(True)
-            return
-        self.fmt.move_range((self.lo, self.span, self.seen), (lo, span), 1 - self.keep)
+        return self.fmt.moved_range(x.detach(), RangeBuffers(self.lo, self.span, self.seen), 1 - self.keep)

@@ -30,6 +30,7 @@ from fractrain_fx.formats.microscaling import Scaling, round_blocks
 from fractrain_fx.formats.microscaling import quantize as by_plain_operations
 from fractrain_fx.formats.microscaling.blocks import Blocks
 from fractrain_fx.formats.noise import hashed
+from fractrain_fx.formats.running import RangeBuffers
 from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.kernels.triton import block_calls, calls
 from fractrain_fx.kernels.triton.kernels import measured
@@ -146,7 +147,7 @@ def test_a_running_range_moves_as_the_plain_operations_move_it() -> None:
         x = torch.full((3000,), ends[0])
         x[2500] = ends[1]
         within, before = plain(x), lo._version
-        found = calls.measure_by_triton(x, None, (), (lo, span, seen), 1 - plain.keep)
+        found = calls.measure_by_triton(x, None, (), RangeBuffers(lo, span, seen), 1 - plain.keep)
         torch.testing.assert_close(found, within[:2], rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close((lo, span), (plain.lo, plain.span))
         assert bool(seen) and lo._version > before  # autograd sees the write

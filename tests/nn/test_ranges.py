@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fractrain_fx.formats import get_format
-from fractrain_fx.nn import ranges
+from fractrain_fx.formats import get_format, running
 from fractrain_fx.nn.ranges import RunningRange
 
 
@@ -14,12 +13,12 @@ from fractrain_fx.nn.ranges import RunningRange
 def test_the_first_batch_replaces_a_range_that_no_batch_has_filled(
     readable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "readable", lambda _: readable)
+    monkeypatch.setattr(running, "readable", lambda _: readable)
     x = torch.tensor([-1.7, 0.1, 2.9])
-    running = RunningRange(get_format("affine"))
-    running.lo.fill_(-7.3e6)
-    running.span.fill_(3.1e7)
-    running(torch.tensor([torch.nan, 1.0]))
-    assert not running.seen and float(running.lo) == pytest.approx(-7.3e6)
-    running(x)
-    assert running.seen and running.lo == x.min() and running.span == x.max() - x.min()
+    moving = RunningRange(get_format("affine"))
+    moving.lo.fill_(-7.3e6)
+    moving.span.fill_(3.1e7)
+    moving(torch.tensor([torch.nan, 1.0]))
+    assert not moving.seen and float(moving.lo) == pytest.approx(-7.3e6)
+    moving(x)
+    assert moving.seen and moving.lo == x.min() and moving.span == x.max() - x.min()

@@ -10,20 +10,17 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.formats.base import ValueRange
+from fractrain_fx.formats.running import RangeBuffers
 from fractrain_fx.kernels.triton.fit import on_device, place, stored
 
 __all__ = [
     "EXACT",
     "LONG",
-    "Running",
     "gains_by_triton",
     "measure_by_triton",
     "round_by_triton",
     "round_rows_by_triton",
 ]
-
-Running = tuple[Tensor, Tensor, Tensor]
-"""A running range: low end, width, and whether any batch has filled it."""
 
 # Values of one program.
 _BLOCK = 1024
@@ -105,7 +102,7 @@ def _has_rows(x: Tensor, dim: int | None) -> bool:
 
 
 def measure_by_triton(
-    x: Tensor, dim: int | None, shape: Sequence[int], running: Running | None = None, weight: float = 0.0
+    x: Tensor, dim: int | None, shape: Sequence[int], running: RangeBuffers | None = None, weight: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Low end and width of the range of ``x``, as :func:`~fractrain_fx.formats.affine.measure` finds them.
 
@@ -114,7 +111,7 @@ def measure_by_triton(
         dim: one range for each index of this dimension, or ``None``.
         shape: of both results.
         running: without ``dim``, a running range that moves to that of ``x``, in place
-            (:meth:`~fractrain_fx.formats.Format.move_range`).
+            (:func:`~fractrain_fx.formats.running.move_range`).
         weight: of the range of ``x`` in it.
     """
     from fractrain_fx.kernels.triton.kernels import ends, measured, rows

@@ -97,7 +97,7 @@ def _extremes(first, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def _move(start, wide, run_lo, run_span, seen, weight):
-    """``Format.move_range``: move a running range to that of a batch, if that is finite."""
+    """``formats.running.move_range``: move a running range to that of a batch, if that is finite."""
     before_lo, before_span, known = tl.load(run_lo), tl.load(run_span), tl.load(seen)
     finite = ((start - start) + (wide - wide)) == 0.0
     share = tl.where(known, weight, 1.0)
