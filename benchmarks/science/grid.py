@@ -164,6 +164,16 @@ GRIDS: dict[str, list[Run]] = {
     "others": runs_of([_MAIN], ["slu", "dorefa", "wageubn"]),
     # The paper's targets, which cost 42 per cent of static training.
     "paper": runs_of([_MAIN], ["dfq", "fractrain"], ["default", "authors-options", "sign+authors-strength"]),
+    # The paper's training of table 3, in its stages, options and targets, and in the options that train best here.
+    "protocol": [
+        *runs_of([_MAIN], ["static"], ["drops"], [160]),
+        *runs_of(
+            [_MAIN], ["fractrain"], [f"drops+algorithm-1+{each}" for each in ("sign+no-skip+saturate", _PAPER)], [160]
+        ),
+        *runs_of([_MAIN], ["pfq"], ["drops+algorithm-1"], [160]),
+        *runs_of([_MAIN], ["static"], ["drops+fw-6-bw-6"], [160]),
+        *runs_of([_MAIN], ["static"], ["drops"], [160], [1]),
+    ],
     # The paper's Transformer has 16 backward bits, and only its linear layers are quantized.
     "language": [
         *runs_of(_TEXTS, ["float", "static"], epochs=[4]),

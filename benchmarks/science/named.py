@@ -128,6 +128,8 @@ SETTINGS: dict[str, Settings] = {
     "fine-options": {"options": [*map(str, FINE_OPTIONS)]},
     # The same, and every block computes for every sample.
     "no-skip": {"options": [*map(str, FINE_OPTIONS[1:])]},
+    # The cheapest option where a target is below it.
+    "saturate": {"targets": {"saturate": True}},
     "bw-16": {"precision": "FW-8/BW-16"},
     # Static precisions below FW-8/BW-8, for what schedules and choices have to beat at the same cost.
     **{
@@ -136,6 +138,9 @@ SETTINGS: dict[str, Settings] = {
         for backward in widths
     },
     "by-length": {"schedule": "by-length"},
+    # The paper's training: the rate drops at half and at three quarters, and Algorithm 1 alone ends a stage.
+    "drops": {"lr_schedule": "steps", "warm_up": 0},
+    "algorithm-1": {"schedule": "auto"},
     # In float, as they are by default, the first layer is a tenth of what static ResNet-20 costs, and the last one a
     # third of what the language model of two layers costs, which begins with an embedding.
     "outer-8": {"pins": ["first=FW-8/BW-8", "last=FW-8/BW-8"]},
