@@ -151,6 +151,7 @@ SETTINGS: dict[str, Settings] = {
     "stages-to-6": {"stages": "FW(3,4,5,6)/BW(6,6,6,6)"},
     # The same with gradients at 4 bits, for ranges in which those have little noise.
     "stages-4-to-6": {"stages": "FW(4,4,5,6)/BW(4,4,4,6)"},
+    "stages-4-to-6-bw-6": {"stages": "FW(4,4,5,6)/BW(6,6,6,6)"},
     "stages-4-to-8": {"stages": "FW(4,5,6,8)/BW(4,4,4,4)"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
     # Without the cheapest stages. Both take about three quarters of the MACs of static training.
@@ -165,6 +166,8 @@ SETTINGS: dict[str, Settings] = {
     # A range for each sample, or for each row of a product, which no C++ kernel rounds.
     "samples": {"affine": {"ranges": "sample"}},
     "rows": {"affine": {"ranges": "row"}, "run": {"backend": "plain"}},
+    # Each sample's gradient in as many bits as its levels take.
+    "needed": {"affine": {"gradient_bits": "needed"}},
     "zero-grid": {"affine": {"gradient_grid": "zero"}},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},

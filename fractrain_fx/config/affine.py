@@ -8,8 +8,9 @@ from typing import Literal
 from fractrain_fx.config.kinds import check_kinds
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["AffineConfig", "GradientGrid", "Ranges"]
+__all__ = ["AffineConfig", "GradientBits", "GradientGrid", "Ranges"]
 
+GradientBits = Literal["given", "needed"]
 GradientGrid = Literal["range", "zero"]
 Ranges = Literal["tensor", "sample", "head", "row"]
 
@@ -21,6 +22,9 @@ class AffineConfig:
     Attributes:
         gradient_grid: the levels of rounded output gradients. ``range``: from the lowest value on. ``zero``: shifted by
             less than a level, so that one level is 0 and zero gradients stay zero.
+        gradient_bits: the bits of each sample's output gradient. ``given``: the backward bits. ``needed``: those that
+            number the levels between its lowest and its highest value. The values stay the same, and the cost falls,
+            because most samples have much smaller gradients than those that set the range of the batch.
         ranges: what shares a range. ``tensor``: an activation or gradient, and each output channel of a weight.
             ``sample``: as ``tensor``, but each sample of an activation or gradient has a range of its own.
             ``row``: what a product sums over, so that each product rounds its operands anew. ``head``: as ``tensor``,
@@ -30,6 +34,7 @@ class AffineConfig:
     """
 
     gradient_grid: GradientGrid = "range"
+    gradient_bits: GradientBits = "given"
     ranges: Ranges = "tensor"
     keep: float = 0.9
 

@@ -39,7 +39,7 @@ def check_config(config: FracConfig) -> None:
     check_recipe(config)
     _check_skipping(config)
     _check_stages_of_pins(config)
-    for unfit in (_unfit_backend, _unfit_torchao):
+    for unfit in (_unfit_backend, _unfit_torchao, _unfit_gradient_bits):
         if (reason := unfit(config)) is not None:
             raise ConfigError(reason)
     _check_length(config)
@@ -181,6 +181,17 @@ def _unfit_torchao(config: FracConfig) -> str | None:
             "of these, or leave it out"
         )
     return None
+
+
+def _unfit_gradient_bits(config: FracConfig) -> str | None:
+    """Why the samples' gradients cannot take the bits that they need."""
+    if config.affine.gradient_bits == "given" or (config.scheduled and config.affine.ranges == "tensor"):
+        return None
+    return (
+        "affine.gradient_bits='needed' is for methods 'static' and 'pfq' with affine.ranges='tensor': gates choose the "
+        f"backward bits of method {config.method!r}, and a range of its own (affine.ranges={config.affine.ranges!r}) "
+        "takes all bits. Write affine.gradient_bits='given'"
+    )
 
 
 def _check_length(config: FracConfig) -> None:

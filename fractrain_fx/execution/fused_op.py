@@ -62,7 +62,7 @@ class FusedOp(nn.Module):
         # In a tuple, which torch does not register as children: their state must not get a second name.
         self._quantizers = (first, second, gradient)
         first_factor, second_factor = (factor(each, arithmetic.order) for each in (first, second))
-        self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis)
+        self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis, gradient)
         """Everything about the op except its tensors."""
         self.backends: tuple[Backend, ...] = (CPU, CUDA, PLAIN)
         """What may compute the op, best first; at each call the first that does not refuse it does."""
@@ -245,9 +245,8 @@ class _Fused(torch.autograd.Function):
         ctx.types = call.a.dtype, call.b.dtype
         out, kept = ctx.backend.forward(plan, call)
         ctx.sources = len(sources)
-        a = call.a if ctx.recipe is None else None
         parts, ctx.kept_measured = _flattened(kept)
-        ctx.save_for_backward(a, *tensors[1:], *parts, *sources)
+        ctx.save_for_backward(call.a if ctx.recipe is None else None, *tensors[1:], *parts, *sources)
         # Detached: some products are views, and autograd forbids in-place ops on a view that a Function returns.
         detached: Tensor = out.detach()
         return detached
@@ -262,9 +261,10 @@ class _Fused(torch.autograd.Function):
         if ctx.recipe is not None:
             tensors[0] = ctx.recipe.make(*sources)
         plan, call = ctx.plan, Call.unflatten(tensors, ctx.measured_here, ctx.precision)
-        a, b, added = call.a, call.b, call.added
         if gradients_unrounded():
             call = call._replace(bits=None)
+        if call.bits is not None and plan.gradient is not None:
+            plan.gradient.measure(grads[0], call.bits)
         needs = tuple(ctx.needs_input_grad[2:5])
         needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
         of_a, of_b, of_added = ctx.backend.backward(plan, call, grads[0], kept, needs)
@@ -275,9 +275,9 @@ class _Fused(torch.autograd.Function):
             choices[1] = _as(_of_choice(plan, call, SECOND, of_b), ctx.choices[1])
         return (
             *choices,
-            None if of_a is None else plan.first.gradient(a, _as(of_a, ctx.types[0]), call.of_a.bits),
-            None if of_b is None else plan.second.gradient(b, _as(of_b, ctx.types[1]), call.of_b.bits),
-            None if of_added is None or added is None else _as(of_added, added.dtype),
+            None if of_a is None else plan.first.gradient(call.a, _as(of_a, ctx.types[0]), call.of_a.bits),
+            None if of_b is None else plan.second.gradient(call.b, _as(of_b, ctx.types[1]), call.of_b.bits),
+            None if of_added is None or call.added is None else _as(of_added, call.added.dtype),
             *[None] * (len(tensors) - 3),
             *[None] * (ctx.sources + 5),
         )

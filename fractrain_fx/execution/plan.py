@@ -17,7 +17,7 @@ from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.scratch import Order
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.frozen_weight import FrozenWeight
-from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
+from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 from fractrain_fx.nn.rounding import gate_gradient
 
 __all__ = [
@@ -107,6 +107,7 @@ class Plan:
         first, second: how its factors are rounded.
         fmt: the format of the output's gradient.
         axis: where the samples lie in the output.
+        gradient: sees the output's gradient before it is rounded.
         channels_last: whether it is a convolution that may compute with the channels innermost in memory; ``None``
             before the pass ``ChannelsLast`` has looked.
     """
@@ -117,6 +118,7 @@ class Plan:
     second: Factor
     fmt: Format
     axis: BatchAxis
+    gradient: GradientQuantizer | None = None
     channels_last: bool | None = None
 
     def order(self, a: Tensor, b: Tensor) -> Order:

@@ -173,6 +173,10 @@ class Format(Protocol):
         """The ranges of the samples along ``axis``, which broadcast against ``x``; one for all by default."""
         return self.activation_range(x)
 
+    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: SampleAxis) -> Float[Tensor, " samples"]:
+        """The bits that number the levels of each sample's gradient; by default the given ones."""
+        return bits.expand(1)
+
     @abstractmethod
     def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
         """Round ``x`` in a range."""

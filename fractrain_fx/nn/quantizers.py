@@ -158,9 +158,11 @@ class GradientQuantizer(nn.Module):
         """Return ``y``; ``seed`` fixes the noise (without a seed, noise is drawn in backward)."""
         if not self.training:
             return y
-        bits = self.bits_of(bits)
-        same: Tensor = _RoundGradient.apply(y, bits, self.seed_of(seed), self.fmt, self.axis)
+        same: Tensor = _RoundGradient.apply(y, self.bits_of(bits), self.seed_of(seed), self)
         return same
+
+    def measure(self, g: Float[Tensor, "*dims"], bits: Int[Tensor, "*bits"]) -> None:
+        """See a gradient that is about to be rounded."""
 
     def bits_of(self, control: Tensor) -> Int[Tensor, "*samples"]:
         """The bits of all values, or those of each sample."""
@@ -270,9 +272,9 @@ class _RoundWeight(torch.autograd.Function):
 
 class _RoundGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, bits: Tensor, seed: Tensor | None, fmt: Format, axis: BatchAxis) -> Tensor:
+    def forward(ctx: Any, y: Tensor, bits: Tensor, seed: Tensor | None, quantizer: GradientQuantizer) -> Tensor:
         ctx.save_for_backward(bits, seed)
-        ctx.fmt, ctx.axis = fmt, axis
+        ctx.quantizer = quantizer
         # Not a view for autograd: an in-place op (ReLU) may follow, which autograd forbids on `y` and `y.view_as(y)`.
         return y.detach()
 
@@ -280,6 +282,7 @@ class _RoundGradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
         if gradients_unrounded():
-            return grads[0], None, None, None, None
+            return grads[0], None, None, None
         bits, seed = ctx.saved_tensors
-        return rounded_gradient(ctx.fmt, grads[0], bits, ctx.axis, seed), None, None, None, None
+        ctx.quantizer.measure(grads[0], bits)
+        return rounded_gradient(ctx.quantizer.fmt, grads[0], bits, ctx.quantizer.axis, seed), None, None, None

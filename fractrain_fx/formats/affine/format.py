@@ -21,6 +21,7 @@ from fractrain_fx.formats.affine.rounding import (
     shifted_to_zero,
     values_affine,
 )
+from fractrain_fx.formats.affine.scale import scales
 from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
 
@@ -111,6 +112,18 @@ class AffineFormat(Format):
         samples = x.shape[axis.axis] // math.gcd(x.shape[axis.axis], axis.factor)
         lo, span, measured_here = self.measure(axis.samples_first(x, samples), 0)
         return ValueRange(axis.expand(lo.flatten(), x.shape), axis.expand(span.flatten(), x.shape), measured_here)
+
+    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: SampleAxis) -> Float[Tensor, " samples"]:
+        """The bits that number the levels of each sample's gradient, as :meth:`gradient` rounds it in one range.
+
+        A call of another length than the recorded one has other numbers of rows: then parts of samples are counted.
+        """
+        samples = g.shape[axis.axis] // math.gcd(g.shape[axis.axis], axis.factor) if axis.folded else None
+        within = self.gradient_range(g, bits, axis)
+        low, high = axis.samples_first(g, samples).to(within.lo.dtype).aminmax(dim=1)
+        scale = scales(within.span, bits)
+        levels = ((high - within.lo) / scale).ceil() - ((low - within.lo) / scale).floor() + 1
+        return levels.log2().ceil().clamp(min=1).minimum(bits)
 
     def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
         if within is None and of.tensor == "g":

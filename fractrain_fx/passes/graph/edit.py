@@ -11,11 +11,12 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from fractrain_fx.errors import PassError
-from fractrain_fx.passes.graph.facts import Facts, Role, facts
+from fractrain_fx.passes.graph.facts import Facts, Op, Role, facts
 
 __all__ = [
     "NAMESPACE",
     "call",
+    "gradient_path",
     "identifier",
     "insert_module",
     "module_path",
@@ -60,6 +61,11 @@ def varying(graph: Graph) -> set[Node]:
 def identifier(name: str) -> str:
     """A name that can be one attribute of a module: dots and signs become underscores."""
     return re.sub(r"\W", "_", name) or "model"
+
+
+def gradient_path(op: Op) -> str:
+    """The path under ``frac`` of the quantizer of an op's output gradient."""
+    return f"quant.{identifier(op.name)}.gradient"
 
 
 def insert_module(graph_module: GraphModule, path: str, make: Callable[[], M]) -> M:

@@ -12,9 +12,10 @@ from fractrain_fx.config.precision import FULL
 from fractrain_fx.config.targets import Reach
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.bits import StageBits
-from fractrain_fx.nn.cost import CostMeter, OpCost
+from fractrain_fx.nn.cost import Backward, CostMeter, OpCost
+from fractrain_fx.nn.needed_bits import MeasuringGradientQuantizer
 from fractrain_fx.passes.graph.contractions import contraction, operand
-from fractrain_fx.passes.graph.edit import call, insert_module, unique, varying
+from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, insert_module, read, unique, varying
 from fractrain_fx.passes.graph.facts import Op, blocks_of, choices_of, facts, ops_of
 
 __all__ = ["MeterCost", "costed", "op_cost", "reach_of", "reachable"]
@@ -45,7 +46,9 @@ class MeterCost(PassBase):
         insert_module(graph_module, path, lambda: meter)
         output = next(iter(graph.find_nodes(op="output")))
         with graph.inserting_before(output):
-            cost = call(graph, path, [list(choices.values()), _stage_bits(graph)], role="cost", owner="model")
+            shares = [read(graph, f"{each}.share", owner="model") for each in _measuring(graph_module)]
+            arguments = [list(choices.values()), _stage_bits(graph), *([shares] if shares else [])]
+            cost = call(graph, path, arguments, role="cost", owner="model")
         output.args = ((output.args[0], cost),)
         graph.lint()
         return PassResult(graph_module, True)
@@ -55,8 +58,11 @@ class MeterCost(PassBase):
         scheduled, weighted, by_product, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(6))
         own = any(op.precision.stages for _, op in ops_of(graph_module.graph))
         staged = {stage: [0.0, 0.0, 0.0] for stage in self.config.precision_stages} if own else {}
+        backward = dict.fromkeys(_measuring(graph_module), Backward())
         for op, cost in costed(graph_module, self.config):
             mode = op.precision.mode
+            if (path := gradient_path(op)) in backward:
+                backward[path] = self._backward(op, cost)
             _accumulate(total, cost.macs)
             if mode in ("gated", "scheduled"):
                 _accumulate(steered, cost.macs)
@@ -69,8 +75,16 @@ class MeterCost(PassBase):
             elif mode != "gated":
                 _accumulate(fixed, cost.spent(op.precision.precision or FULL))
         gated = {name: tables[name] for name in gated_blocks}
-        bits, least = self.config.gate_weight_bits, self.config.least_bits
-        return CostMeter(gated, steered, scheduled, fixed, total, weighted, bits, least, by_product, staged)
+        bits, least, parts = self.config.gate_weight_bits, self.config.least_bits, [*backward.values()]
+        return CostMeter(gated, steered, scheduled, fixed, total, weighted, bits, least, by_product, staged, parts)
+
+    def _backward(self, op: Op, cost: OpCost) -> Backward:
+        if op.precision.stages is not None:
+            stages = {stage: op.precision.at(self.config, stage) for stage in self.config.precision_stages}
+            return Backward(staged={stage: (0.0, *cost.spent(at)[1:]) for stage, at in stages.items()})
+        if op.precision.mode == "scheduled":
+            return Backward((0.0, *cost.macs[1:]))
+        return Backward(fixed=(0.0, *cost.spent(op.precision.precision or FULL)[1:]))
 
     def refresh(self, graph_module: GraphModule) -> None:
         """Update the cost node of a graph after the backward products of its ops have changed."""
@@ -146,6 +160,12 @@ def costed(graph_module: GraphModule, config: FracConfig) -> list[tuple[Op, OpCo
 def _accumulate(total: list[float], more: Iterable[float]) -> None:
     for index, each in enumerate(more):
         total[index] += each
+
+
+def _measuring(graph_module: GraphModule) -> list[str]:
+    """The paths under ``frac`` of the quantizers that measure the bits that gradients need."""
+    modules = getattr(graph_module, NAMESPACE, graph_module).named_modules()
+    return [path for path, module in modules if isinstance(module, MeasuringGradientQuantizer)]
 
 
 def _stage_bits(graph: Graph) -> tuple[Node, Node] | None:

@@ -15,6 +15,7 @@ from fractrain_fx.errors import PassError
 from fractrain_fx.formats import Format
 from fractrain_fx.kernels.formats import format_by_kernels
 from fractrain_fx.nn.bits import StageBits, WidthTable
+from fractrain_fx.nn.needed_bits import MeasuringGradientQuantizer
 from fractrain_fx.nn.noise import NoiseSeed
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.nn.quantizers import (
@@ -25,7 +26,7 @@ from fractrain_fx.nn.quantizers import (
     WeightQuantizer,
 )
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
-from fractrain_fx.passes.graph.edit import NAMESPACE, call, identifier, insert_module, read, varying
+from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, identifier, insert_module, read, varying
 from fractrain_fx.passes.graph.facts import Op, choices_of, facts, ops_of
 
 __all__ = ["Quantize"]
@@ -244,7 +245,7 @@ class _Writer:
         return self._shared[key]
 
     def _gradient(self, node: Node, op: Op, bits: _Bits) -> None:
-        path, fmt = f"quant.{identifier(op.name)}.gradient", self._format_of(op)
+        path, fmt = gradient_path(op), self._format_of(op)
         batch = facts(node).batch
         stream = zlib.crc32(op.name.encode())
         if bits.choice is not None and batch is not None:
@@ -252,7 +253,9 @@ class _Writer:
             insert_module(self._graph_module, path, lambda: MixedGradientQuantizer(fmt, widths, batch, stream))
             arguments = [node, bits.choice, self._seed()]
         else:
-            insert_module(self._graph_module, path, lambda: GradientQuantizer(fmt, batch, stream))
+            needed = self._config.affine.gradient_bits == "needed"
+            kind = MeasuringGradientQuantizer if needed else GradientQuantizer
+            insert_module(self._graph_module, path, lambda: kind(fmt, batch, stream))
             arguments = [node, bits.bw, self._seed()]
         users = list(node.users)
         with self._graph.inserting_after(node):

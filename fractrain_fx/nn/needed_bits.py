@@ -1,0 +1,49 @@
+"""The bits that the gradient of each sample needs on the levels of its batch."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.formats import Format
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.quantizers import GradientQuantizer
+
+__all__ = ["MeasuringGradientQuantizer"]
+
+
+class MeasuringGradientQuantizer(GradientQuantizer):
+    """Rounds as its base, and measures how many bits the samples need, which the cost of the next step takes.
+
+    All samples share the levels of the batch's range. A sample whose gradient is a sixteenth as wide has numbers of
+    levels that take 4 bits less, counted from its lowest level. Its rounded values are the same.
+
+    Args:
+        fmt: the number format.
+        axis: where the samples lie in ``y``.
+        stream: the op's own number, so that no two ops of a step have the same noise.
+
+    Attributes:
+        share: mean bits that the samples of the last backward pass needed, as a share (0..1) of those that they were
+            rounded to (0-dim buffer); 1 before the first pass, and after a gradient that is not finite.
+    """
+
+    share: Tensor
+
+    def __init__(self, fmt: Format, axis: BatchAxis | None = None, stream: int = 0) -> None:
+        super().__init__(fmt, axis, stream)
+        self.register_buffer("share", torch.ones(()))
+
+    def bits_of(self, control: Tensor) -> Int[Tensor, ""]:
+        if torch.compiler.is_compiling():
+            raise ConfigError(
+                "affine.gradient_bits='needed' measures in the backward pass, which a compiled graph cannot: leave out "
+                "torch.compile (compile: false), or write affine.gradient_bits='given'"
+            )
+        return control
+
+    def measure(self, g: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> None:
+        needed = self.fmt.needed_bits(g.detach(), bits, self.axis)
+        self.share.copy_((needed.mean() / bits).nan_to_num(1.0))
