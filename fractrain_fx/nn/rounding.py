@@ -1,4 +1,4 @@
-"""The steps of quantized backpropagation, as functions that both a quantizer and a fused op call."""
+"""The steps of quantized backpropagation, as functions that both a quantizer and a fused op call, and their noise."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats.bits import once
+from fractrain_fx.formats.noise import draw_seed
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = [
+    "NoiseSeed",
     "gate_gradient",
     "gradients_unrounded",
     "of_mean_loss",
@@ -116,3 +120,30 @@ def refuse_create_graph() -> None:
             "model.restore(); y = plain(x); penalty = f(torch.autograd.grad(y.sum(), x, create_graph=True)); "
             "engine.loss(criterion(model(x), target) + penalty)"
         )
+
+
+# Distance between the seeds of two processes: so large that no process meets the seeds of another process's ops.
+_BETWEEN_RANKS = 0x9E3779B97F4A7C1
+
+
+class NoiseSeed(nn.Module):
+    """Draws one seed for each training step from torch's default generator, and shifts it differently on each process.
+
+    So ``torch.manual_seed`` fixes the noise of a run, each step has other noise, and processes that were given the same
+    seed still round differently. Evaluation draws nothing.
+    """
+
+    where: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Its device tells a compiled graph where to draw. An eager step draws on the host, which needs the number.
+        self.register_buffer("where", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self) -> Int[Tensor, ""]:
+        """A 0-dim int64 tensor."""
+        if not self.training:
+            return self.where
+        device = self.where.device if torch.compiler.is_compiling() else "cpu"
+        together = dist.is_available() and dist.is_initialized()
+        return once(draw_seed(device) + (dist.get_rank() if together else 0) * _BETWEEN_RANKS)

@@ -152,9 +152,9 @@ def test_the_graph_shown_measures_too_and_copies_and_checkpoints_keep_it() -> No
 
 
 def test_what_cannot_measure_is_refused() -> None:
-    for fields in ({"method": "dfq"}, {"affine": AffineConfig(gradient_bits="needed", ranges="sample")}):
+    for method, affine in (("dfq", NEEDED), ("static", AffineConfig(gradient_bits="needed", ranges="sample"))):
         with pytest.raises(ConfigError, match=r"gradient_bits='needed' is for methods 'static' and 'pfq'"):
-            FracConfig(**{"method": "static", "affine": NEEDED, **fields})
+            FracConfig(method=method, affine=affine)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="for format"):
         FracConfig(method="static", format="mx", affine=NEEDED)
     model, _ = trained(0, affine=NEEDED)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fractrain_fx.nn.noise import NoiseSeed
+from fractrain_fx.nn.rounding import NoiseSeed
 
 
 def test_each_step_has_another_seed_and_torchs_seed_fixes_it() -> None:

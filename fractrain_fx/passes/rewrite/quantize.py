@@ -16,7 +16,6 @@ from fractrain_fx.formats import Format
 from fractrain_fx.kernels.formats import format_by_kernels
 from fractrain_fx.nn.bits import StageBits, WidthTable
 from fractrain_fx.nn.needed_bits import MeasuringGradientQuantizer
-from fractrain_fx.nn.noise import NoiseSeed
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.nn.quantizers import (
     ActivationQuantizer,
@@ -25,6 +24,7 @@ from fractrain_fx.nn.quantizers import (
     MixedGradientQuantizer,
     WeightQuantizer,
 )
+from fractrain_fx.nn.rounding import NoiseSeed
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, identifier, insert_module, read, varying
 from fractrain_fx.passes.graph.facts import Op, choices_of, facts, ops_of
