@@ -127,6 +127,7 @@ EXTRAS = {
     "train": ("accelerate", "filelock", "sklearn", "torchmetrics"),
     "draw": ("graphviz",),
     "report": ("altair", "jinja2", "vl_convert"),
+    "lightning": ("lightning",),
     "allocate": ("scipy",),
     "export": ("compressed_tensors", "onnx", "onnxscript", "onnxruntime", "torchao"),
 }

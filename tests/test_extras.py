@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -35,6 +36,10 @@ def draw_model(folder: Path) -> None:
     draw(rewritten, folder / "net.dot")
 
 
+def use_lightning(_: Path) -> None:
+    importlib.import_module("fractrain_fx.integrations.lightning")
+
+
 @pytest.mark.parametrize(
     ("package", "use"),
     [
@@ -44,11 +49,15 @@ def draw_model(folder: Path) -> None:
         ("sklearn", train),
         ("sklearn", lambda _: load_dataset("digits")),
         ("graphviz", draw_model),
+        ("lightning", use_lightning),
     ],
 )
 def test_a_missing_package_is_named_with_what_installs_it(
     package: str, use: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [*sys.modules]:
+        if name.startswith((f"{package}.", "fractrain_fx.integrations.lightning")):
+            monkeypatch.delitem(sys.modules, name)  # so that it is imported again
     monkeypatch.setitem(sys.modules, package, None)  # which importlib reads as missing
     name = DISTRIBUTIONS.get(package, package)
     with pytest.raises(MissingPackageError, match=rf"needs {name}: pip install 'fractrain_fx\[{WANTED[package]}\]'"):

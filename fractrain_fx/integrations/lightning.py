@@ -6,16 +6,21 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fractrain_fx.engine import Engine
-from fractrain_fx.errors import ConfigError, CostTermError
+from fractrain_fx.errors import ConfigError, CostTermError, require_packages
 from fractrain_fx.integrations.find import model_in
 from fractrain_fx.integrations.length import engine_for, tell_length
 from fractrain_fx.numerics import Watch, watch
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.utilities import rank_zero_info
+except ModuleNotFoundError:
+    require_packages("fractrain_fx.integrations.lightning", "lightning")
+    raise
 
 __all__ = ["FracTrainCallback", "WatchCallback"]
 
