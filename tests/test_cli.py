@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -150,6 +152,22 @@ def test_a_mistake_in_the_command_gets_one_line_and_where_to_look(
     assert stop.value.code == 2
     first, second = capsys.readouterr().err.splitlines()
     assert told in first and "--help' lists what it takes" in second
+
+
+def test_a_warning_has_one_line_without_a_place_inside_the_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = warnings.formatwarning
+
+    def show(*warning: Any) -> None:  # pytest keeps warnings; a terminal gets them so
+        sys.stderr.write(warnings.formatwarning(*warning[:4]))
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    warnings.simplefilter("always")
+    assert main(["train", *QUICK, "--method", "pfq", "--as", "paper", "--epochs", "1", "--out", str(tmp_path)]) == 0
+    (told,) = (line for line in capsys.readouterr().err.splitlines() if "cannot reach" in line)
+    assert told.startswith("fractrain train: this run cannot reach its last stage: schedule='auto' begins")
+    assert warnings.formatwarning is usual
 
 
 @pytest.mark.parametrize("width", ["80", "112"])

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractrain_fx.errors import ConfigError, FracTrainError
+from fractrain_fx.errors import ConfigError, FracTrainError, FracTrainWarning
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,12 +44,32 @@ def _command(given: list[str]) -> int:
     commands = {"train": _train, "plan": _plan, "inspect": _inspect, "compare": _compare, "machines": _machines}
     commands |= {"zoo": _zoo, "report": _report, "sensitivity": _sensitivity, "export": _export, "build": _build}
     try:
-        return commands[arguments["command"]](chosen)
+        with _plain_warnings(arguments["command"]):
+            return commands[arguments["command"]](chosen)
     except FracTrainError as error:
         if chosen.get("debug"):
             raise
         print(f"fractrain {arguments['command']}: {error}", file=sys.stderr)
         return _BAD_INPUT
+
+
+@contextmanager
+def _plain_warnings(command: str) -> Iterator[None]:
+    """Print this package's warnings like its errors: the place of one in a file of the package tells a user nothing."""
+    usual, package = warnings.formatwarning, Path(__file__).parents[1]
+
+    def words(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if issubclass(category, FracTrainWarning) and package in Path(filename).parents:
+            return f"fractrain {command}: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = words
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
