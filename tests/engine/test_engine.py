@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -329,6 +330,9 @@ def test_a_run_that_is_too_short_says_so_before_it_starts_and_at_its_end() -> No
         FracTrainWarning, match="cannot reach its last stage: schedule='two-stage' begins stage 2 after 5"
     ):
         engine = Engine(model, epochs=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FracTrainWarning)
+        Engine(FakeModel(FracConfig(schedule="by-length")), epochs=3)  # the schedule that the warning names
     for _ in range(2):
         epoch(engine, model)
     with pytest.warns(FracTrainWarning, match=r"ended before its last stage.*cp 1.50 % for 100 %.*; never cp 3.00 %"):

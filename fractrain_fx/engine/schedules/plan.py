@@ -93,8 +93,8 @@ class StagePlan:
         unit = "epochs" if self.every is None else f"windows of {self.every}"
         return (
             f"this run cannot reach its last stage: {self.name} begins stage {len(self.levels)} after {self.soonest} "
-            f"{unit} at the soonest, and the run has {self.windows}. Train for {self.soonest + 1} or more, leave "
-            "schedule out (every stage then begins in time), or ask more often with every=Steps(...)"
+            f"{unit} at the soonest, and the run has {self.windows}. Train for {self.soonest + 1} or more, write "
+            "schedule='by-length' (every stage then begins in time), or ask more often with every=Steps(...)"
         )
 
 
