@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from fractrain_fx.config.kinds import check_kinds
 from fractrain_fx.engine.clock import RunClock
 from fractrain_fx.engine.meter import EpochSums
 from fractrain_fx.engine.steered import show_level
@@ -72,10 +73,16 @@ class EpochRow:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochRow:
-        """Read what ``dataclasses.asdict`` gave, also from JSON; fields that are missing have their defaults."""
+        """Read what ``dataclasses.asdict`` gave, also from JSON; fields that are missing have their defaults.
+
+        Raises:
+            KeyError, TypeError, ValueError: ``values`` is something else.
+        """
         options = {block: tuple(map(float, shares)) for block, shares in values["options"].items()}
         parts = tuple(map(cls.from_dict, values.get("parts", ())))
-        return cls(**{**values, "options": options, "parts": parts})
+        row = cls(**{**values, "options": options, "parts": parts})
+        check_kinds(row)
+        return row
 
 
 def beside_shares(uncounted: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -367,6 +368,8 @@ def test_the_table_compares_runs() -> None:
         (lambda lines: [], "it is empty"),
         (lambda lines: lines[:1], "it ends with epoch 1"),
         (lambda lines: [lines[0], lines[1][:40]], "metrics.jsonl is damaged"),
+        (lambda lines: [re.sub(r'"cp": [^,]+', '"cp": null', line) for line in lines], "cp=None must be a number"),
+        (lambda lines: [re.sub(r'"lr": [^,]+', '"lr": "x"', line) for line in lines], "lr='x' must be a number"),
         (lambda lines: ["{}", lines[1]], "metrics.jsonl is damaged"),
         (lambda lines: [lines[0], lines[0]], "epoch 1 follows epoch 1"),
     ],

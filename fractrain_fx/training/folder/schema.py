@@ -25,7 +25,7 @@ _DAMAGE = (OSError, EOFError, LookupError, TypeError, AttributeError, ValueError
 
 
 class Optional:
-    """A form, or ``None``, or no entry at all.
+    """A form, or nothing: ``None``, an empty mapping, or no entry at all.
 
     Args:
         form: as in :func:`require_form`.
@@ -38,7 +38,7 @@ class Optional:
 _NUMBER = (int, float)
 _LEDGER = {"macs": int, "epochs": [{"epoch": int, "stage": int, "level": str, "options": dict}]}
 _ENGINE = {"stage": int, "schedule": dict, "ledger": _LEDGER, "controller": Optional(dict), "clock": Optional(dict)}
-_BEST = {"value": Optional(_NUMBER), "epoch": Optional(int), "macs": Optional(_NUMBER)}
+_BEST = {"value": _NUMBER, "epoch": int, "macs": _NUMBER}
 _RANDOM = {"torch": Tensor, "device": Optional(Tensor), "python": tuple, "numpy": tuple}
 
 FORMS: dict[str, Any] = {
@@ -47,7 +47,7 @@ FORMS: dict[str, Any] = {
         "version": Optional(int),
         "epoch": int,
         "config": dict,
-        "state": {"engine": _ENGINE, "seconds": _NUMBER, "value": Optional(_NUMBER), "best": _BEST},
+        "state": {"engine": _ENGINE, "seconds": _NUMBER, "value": Optional(_NUMBER), "best": Optional(_BEST)},
     },
     TENSORS: {
         "optimizer": {"state": dict, "param_groups": list},
@@ -70,7 +70,7 @@ def require_form(file: str, content: Any) -> None:
 
 def _require(value: Any, form: Any, place: str) -> None:
     if isinstance(form, Optional):
-        if value is None:
+        if value is None or value == {}:
             return
         form = form.form
     if isinstance(form, dict):

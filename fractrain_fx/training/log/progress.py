@@ -54,5 +54,5 @@ class Progress:
     def from_state_dict(cls, epoch: int, state: Mapping[str, Any]) -> Progress:
         """The progress after ``epoch`` epochs, from its ``state_dict``."""
         value = math.nan if state["value"] is None else state["value"]
-        best = Best(**state["best"]) if state["best"] else None
+        best = Best(**state["best"]) if state.get("best") else None
         return cls(epoch, state["seconds"], value, best)

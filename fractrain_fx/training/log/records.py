@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fractrain_fx.config.kinds import check_kinds
 from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.ledger import EpochRow
 from fractrain_fx.errors import RunError
@@ -87,12 +88,14 @@ class EpochRecord:
         row = EpochRow.from_dict({name: values[name] for name in _ROW if name in values})
         (measure,) = (name for name in values if name.startswith("test_") and name != "test_loss")
         own = {field.name for field in fields(cls)} - {"row", "metric", "value"}
-        return cls(
+        record = cls(
             row=row,
             metric=measure.removeprefix("test_"),
             value=values[measure],
             **{name: values[name] for name in own & values.keys()},
         )
+        check_kinds(record)
+        return record
 
 
 @dataclass(frozen=True)

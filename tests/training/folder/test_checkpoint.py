@@ -161,6 +161,7 @@ def without(name: str) -> Callable[[Any], Any]:
         ("state.json", lambda state: state | {"epoch": "1"}, "state.json: epoch is str and not int"),
         ("state.json", without("state"), "state.json has no entry 'state'"),
         ("state.json", lambda state: state | {"state": without("engine")(state["state"])}, "no entry 'engine'"),
+        ("state.json", lambda state: state | {"state": state["state"] | {"best": {"epoch": 1}}}, "best has no entry"),
         ("training.pt", lambda _: {}, "training.pt has no entry 'optimizer'"),
         ("training.pt", lambda tensors: tensors | {"optimizer": {}}, "training.pt: optimizer has no entry 'state'"),
         ("training.pt", lambda tensors: tensors | {"random": [{}]}, r"training.pt: random\[0\] has no entry 'torch'"),
