@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.attributes import ABSENT, Access
+from fractrain_fx.capture.circumstances.attributes import ABSENT, Access, Place
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.compare import copied, same
@@ -177,7 +177,7 @@ class OriginalCheck:
         """The attributes whose value has changed since recording, in words; each is reported once."""
         for each in self._attributes:
             now, place = each.access.present(), each.access.place
-            if not (each.reported or same(each.value, now)):
+            if not (each.reported or same(each.value, now) or _says_no_cache(place, each.value, now)):
                 yield f"{place} was {_in_words(each.value)} when the model was recorded and is {_in_words(now)}"
                 each.reported = True
             each.raw = each.names.get(place.name, ABSENT)
@@ -222,6 +222,14 @@ class OriginalCheck:
             and list(map(len, self._counted)) == self._counts
             and all(len(part) == len(items) and all(map(is_, part, items)) for part, items in self._contents)
         )
+
+
+def _says_no_cache(place: Place, before: Any, now: Any) -> bool:
+    """Whether ``use_cache=False`` was set where it was missing, as Hugging Face's Trainer does on every configuration.
+
+    A model of transformers reads a missing one as no cache.
+    """
+    return place.name == "use_cache" and bool(place.held) and before is ABSENT and now is False
 
 
 def _shapes(tensors: Iterable[Tensor | None]) -> list[Any]:

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from torch import Tensor, nn
 
 from fractrain_fx import Engine, fractrainify
 from fractrain_fx.errors import FracTrainWarning, ModelError
-from tests.capture.circumstances.models import FLOAT, ROWS, gpt2, net, original_of
+from tests.build import rewritten as build_rewritten
+from tests.capture.circumstances.models import FLOAT, IMAGES, ROWS, gpt2, net, original_of
 
 
 def test_setting_one_that_was_read_warns_once_and_reaches_the_original() -> None:
@@ -128,6 +130,20 @@ def test_what_nothing_read_may_be_set() -> None:
         for each in (model, gpt):
             each.eval().train()
     assert original_of(model).note == "a run of Tuesday" and not hasattr(original_of(model), "mine")
+
+
+def test_a_configuration_without_caches_may_be_told_to_keep_none() -> None:
+    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    vit = transformers.ViTForImageClassification(transformers.ViTConfig(image_size=32, patch_size=16, **sizes))
+    model = build_rewritten(vit, IMAGES, config=FLOAT)
+    assert not hasattr(vit.config, "use_cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FracTrainWarning)
+        vit.config.use_cache = False  # as Hugging Face's Trainer sets it on every model
+        model.eval()(IMAGES)
+    vit.config.use_cache = True
+    with pytest.warns(FracTrainWarning, match=r"config\.use_cache was not there .* and is True"):
+        model.train()
 
 
 def test_a_copy_is_tied_to_its_own_original() -> None:
