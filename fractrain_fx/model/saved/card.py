@@ -64,8 +64,8 @@ def _training(state: ModelState, run: Run | None, macs: int) -> str:
     config = state.config
     pins = ", ".join(f"`{pin}`" for pin in config.pins)
     told = [
-        f"- Method: `{config.method}`: {_METHODS[config.method]}, with "
-        "[fractrain_fx](https://arxiv.org/abs/2012.13113).",
+        f"- Method: `{config.method}`: {_METHODS[config.method]}, by `fractrain_fx`, after "
+        "[the paper](https://arxiv.org/abs/2012.13113).",
         f"- Number format: `{config.format}`." + (f" Pins: {pins}." if pins else ""),
         f"- Forward MACs of a sample: {macs:,}.",
     ]

@@ -104,7 +104,7 @@ def test_the_card_names_method_stages_cost_and_results(tmp_path: Path) -> None:
     assert data["library_name"] == "fractrain_fx" and data["model-index"][0]["name"] == "small"
     assert data["model-index"][0]["results"][0]["metrics"] == [{"type": "perplexity", "value": 31.25}]
     for words_ in (
-        "`pfq`: the precision rises in stages",
+        "`pfq`: the precision rises in stages (PFQ), by `fractrain_fx`, after [the paper](https://arxiv.org/abs/",
         "Pins: `*.c_proj=FW-8/BW-16`",
         "| 1 | FW-3/BW-6 | 1 | ",
         "| 4 | FW-8/BW-8 | 2 | ",
