@@ -222,8 +222,8 @@ def test_machines_show_finished_runs_and_say_what_has_no_price(trained: Path) ->
     (figure,), notes = panel.figures, " ".join(panel.notes)
     assert first.result is not None
     h200 = next(each for each in first.result.machines if each.machine == "h200")
-    times = [plain_number(each) for each in (h200.seconds, h200.float32) if each is not None]
-    assert f"fractrain on h200: {times[0]} s, {times[1]} s in float32, " in figure.summary
+    times = [plain_number(1000 * each) for each in (h200.seconds, h200.float32) if each is not None]
+    assert f"fractrain on h200: {times[0]} ms, {times[1]} ms in float32, " in figure.summary
     assert "An asterisk marks" in notes and "Contractions alone have a price on bitfusion and zc706" in notes
     assert "No figure for energy is known of zc706" in notes and "has no price for" not in notes
     partly = machines_panel([with_machines(first, unpriced=("a", "b"))])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fractrain_fx.report import charts, frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
-from fractrain_fx.summary.numbers import plain_number
+from fractrain_fx.summary.numbers import plain_number, time_unit
 
 __all__ = ["machines"]
 
@@ -60,9 +60,10 @@ def machines(finished: Sequence[Run], tables: dict[str, list[frames.Row]]) -> Pa
 
 
 def _told(row: frames.Row) -> str:
-    bfloat16 = "" if row["bfloat16"] is None else f", {plain_number(row['bfloat16'])} s in bfloat16"
-    times = f"{plain_number(row['seconds'])} s, {plain_number(row['float32'])} s in float32{bfloat16}"
-    return f"{row['run']} on {row['machine']}: {times}"
+    times = {"": row["seconds"], " in float32": row["float32"], " in bfloat16": row["bfloat16"]}
+    unit, size = time_unit(each for each in times.values() if each is not None)
+    told = (f"{plain_number(each / size)} {unit}{where}" for where, each in times.items() if each is not None)
+    return f"{row['run']} on {row['machine']}: {', '.join(told)}"
 
 
 def _notes(finished: Sequence[Run], rows: Sequence[frames.Row], runs: Sequence[str]) -> Iterator[str]:
