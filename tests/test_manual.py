@@ -37,6 +37,15 @@ def test_the_manual_has_at_most_30_000_words() -> None:
     assert sum(len(words_of(page)) for page in PAGES) <= 30_000
 
 
+def test_the_readme_is_read_in_two_minutes() -> None:
+    readme = DOCS.parent / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    assert len(words_of(readme)) < 500
+    pictures, tables = text.count("\n!["), re.findall(r"^\|[-|]+\|$", text, re.MULTILINE)
+    assert (pictures, len(tables)) == (1, 1)
+    assert all(word in text for word in ("## Why", "make demo", "save_pretrained", "from_pretrained", "is not for"))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_a_page_is_short(page: Path) -> None:
     assert len(words_of(page)) <= 1_200
