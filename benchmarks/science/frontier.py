@@ -30,6 +30,7 @@ _OWN_FORMATS = ("dorefa", "wageubn", "bf16")
 _APART = {
     "samples": "ranges of samples",
     "rows": "ranges of rows",
+    "needed": "gradients by need",
     "allocated": "allocated",
     "priced": "allocated",
     "ends": "first and last block high",

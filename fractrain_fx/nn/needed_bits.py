@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import GradientQuantizer
@@ -35,14 +34,6 @@ class MeasuringGradientQuantizer(GradientQuantizer):
     def __init__(self, fmt: Format, axis: BatchAxis | None = None, stream: int = 0) -> None:
         super().__init__(fmt, axis, stream)
         self.register_buffer("share", torch.ones(()))
-
-    def bits_of(self, control: Tensor) -> Int[Tensor, ""]:
-        if torch.compiler.is_compiling():
-            raise ConfigError(
-                "affine.gradient_bits='needed' measures in the backward pass, which a compiled graph cannot: leave out "
-                "torch.compile (compile: false), or write affine.gradient_bits='given'"
-            )
-        return control
 
     def measure(self, g: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> None:
         needed = self.fmt.needed_bits(g.detach(), bits, self.axis)

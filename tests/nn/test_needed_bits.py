@@ -157,6 +157,15 @@ def test_what_cannot_measure_is_refused() -> None:
             FracConfig(method=method, affine=affine)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="for format"):
         FracConfig(method="static", format="mx", affine=NEEDED)
-    model, _ = trained(0, affine=NEEDED)
-    with pytest.raises(Exception, match="compiled graph cannot"):
-        torch.compile(model.train(), backend="eager", fullgraph=True)(torch.randn(16, 8))
+
+
+def test_a_compiled_graph_measures_in_its_backward_pass() -> None:
+    eager, _ = trained(0, affine=NEEDED)
+    compiled = copy.deepcopy(eager)
+    x, weight = torch.randn(16, 8), torch.logspace(0, -3, 16).unsqueeze(1)
+    for model, call in ((eager, eager), (compiled, torch.compile(compiled, backend="aot_eager", fullgraph=True))):
+        (weight * call(x).square()).mean().backward()
+        call(x)
+        assert 0.3 < model.cost.cp / (64 / 1024) < 0.9
+    shares = [[x for name, x in each.state_dict().items() if name.endswith("share")] for each in (eager, compiled)]
+    torch.testing.assert_close(shares[1], shares[0], rtol=0.05, atol=0)  # the noise is another
