@@ -14,8 +14,9 @@ from fractrain_fx.export.blocks import block_of, require_block
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.export.layers import attention_names, attentions, linear_layers, require_linear
 from fractrain_fx.export.result import Exported, sizes_of
-from fractrain_fx.export.rounding import CodedWeight
+from fractrain_fx.export.rounding import CodedWeight, Levels
 from fractrain_fx.export.write import Request
+from fractrain_fx.passes import facts
 
 __all__ = ["STATE", "check", "write"]
 
@@ -23,8 +24,8 @@ STATE = "model.pt"
 
 _WAY_OUT = "leave it float with Pin({name!r}, format='float'), or export format='onnx'"
 _ACTIVATIONS = (
-    "activations are not rounded, because torchao has no class with a fixed range for them beside weights whose levels "
-    "have no 0; weights are the same"
+    "activations are not rounded, because torchao's fixed ranges are for activations of 8 bits beside weights with "
+    "levels evenly around 0 (levels='integer'); weights are the same"
 )
 _NVFP4 = (
     "activations are not rounded, because torchao multiplies two tensors of format 'nvfp4' on the newest GPUs only; "
@@ -68,12 +69,12 @@ def write(folder: Path, request: Request) -> Exported:
     found = _layers(request)
     state = {name: x.detach().clone() for name, x in request.original.state_dict().items()}
     for path, op in found.items():
-        assert op.weight is not None
-        state[f"{path}.weight"] = _CLASSES[op.weight.fmt.name](op.weight)
+        assert op.weight is not None and op.activation is not None
+        state[f"{path}.weight"] = _CLASSES[op.weight.fmt.name](op.weight, op.activation)
     _multiply(request, found, state)
     # Not safetensors: torchao's reader of these files takes no parameter of the model itself, such as `cls_token`.
     torch.save(state, folder / STATE)
-    return Exported(folder, "torchao", sizes_of(folder), tuple(_notes(request, found)))
+    return Exported(folder, "torchao", sizes_of(folder), tuple(_notes(request, found, state)))
 
 
 def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any]) -> None:
@@ -107,12 +108,14 @@ def _layers(request: Request) -> dict[str, FrozenOp]:
     return {path: op for path, op in linear.items() if op.weight and op.weight.is_rounded}
 
 
-def _affine(weight: FrozenFactor) -> Any:
+def _affine(weight: FrozenFactor, given: FrozenFactor) -> Any:
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
     assert weight.within is not None
     rounded = weight.rounded_weight()
     coded = CodedWeight.of(rounded, weight.within, weight.bits)
+    if coded.center is None and (levels := _byte_levels(given)) is not None:
+        return _int8(coded, levels, rounded.dtype, len(facts(given.source).shape or ()))
     shift = torch.zeros_like(coded.scale) if coded.center is None else coded.center
     # Not `from_hp`, which adds the zero point after rounding, so that it has to be whole.
     return IntxUnpackedToInt8Tensor(
@@ -126,7 +129,33 @@ def _affine(weight: FrozenFactor) -> Any:
     )
 
 
-def _fp8(weight: FrozenFactor) -> Any:
+def _byte_levels(given: FrozenFactor) -> Levels | None:
+    """The levels of an activation that torchao rounds to: 256 of them, and one is 0."""
+    if given.bits != 8 or given.within is None:
+        return None
+    levels = Levels.of(given.within, 8)
+    return levels if levels.offset is None else None
+
+
+def _int8(coded: CodedWeight, levels: Levels, dtype: torch.dtype, ndim: int) -> Any:
+    """A weight that multiplies codes of activations with ``ndim`` dimensions."""
+    from torchao.quantization import PerTensor
+    from torchao.quantization.quant_primitives import MappingType
+    from torchao.quantization.quantize_.workflows import Int8Tensor, QuantizeTensorToInt8Kwargs
+
+    ones = (1,) * ndim
+    return Int8Tensor(
+        coded.codes,
+        coded.scale,
+        [1, coded.codes.shape[-1]],
+        dtype,
+        act_quant_scale=levels.scale.reshape(ones),
+        act_quant_zero_point=torch.full(ones, levels.zero_point - 128, dtype=torch.int8),
+        act_quant_kwargs=QuantizeTensorToInt8Kwargs(PerTensor(), MappingType.ASYMMETRIC),
+    )
+
+
+def _fp8(weight: FrozenFactor, given: FrozenFactor) -> Any:
     from torchao.float8.inference import Float8MMConfig
     from torchao.quantization import Float8Tensor, PerTensor
     from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
@@ -136,17 +165,17 @@ def _fp8(weight: FrozenFactor) -> Any:
     return Float8Tensor.from_hp(weight.value.detach(), act_quant_kwargs=QuantizeTensorToFloat8Kwargs(**how), **how)
 
 
-def _mx(weight: FrozenFactor) -> Any:
+def _mx(weight: FrozenFactor, given: FrozenFactor) -> Any:
     from torchao.prototype.mx_formats.mx_tensor import MXTensor, QuantizeTensorToMXKwargs
 
     assert weight.value is not None
     element = torch.float8_e4m3fn if weight.bits == 8 else torch.float4_e2m1fn_x2
-    given = QuantizeTensorToMXKwargs(elem_dtype=element)
+    how = QuantizeTensorToMXKwargs(elem_dtype=element)
     # Of rounded values, because square blocks share the scale of all of their rows; their scales are the same powers.
-    return MXTensor.to_mx(weight.rounded_weight().contiguous(), element, 32, act_quant_kwargs=given)
+    return MXTensor.to_mx(weight.rounded_weight().contiguous(), element, 32, act_quant_kwargs=how)
 
 
-def _nvfp4(weight: FrozenFactor) -> Any:
+def _nvfp4(weight: FrozenFactor, given: FrozenFactor) -> Any:
     from torchao.prototype.mx_formats.kernels import f32_to_f4_unpacked, pack_uint4
     from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
 
@@ -163,12 +192,20 @@ def _nvfp4(weight: FrozenFactor) -> Any:
     )
 
 
-_CLASSES: dict[str, Callable[[FrozenFactor], Any]] = {"affine": _affine, "fp8": _fp8, "mx": _mx, "nvfp4": _nvfp4}
-"""The tensor class of each format."""
+_CLASSES: dict[str, Callable[[FrozenFactor, FrozenFactor], Any]] = {
+    "affine": _affine,
+    "fp8": _fp8,
+    "mx": _mx,
+    "nvfp4": _nvfp4,
+}
+"""The tensor class of each format, from the weight and the activation beside it."""
 
 
-def _notes(request: Request, found: dict[str, FrozenOp]) -> Iterator[str]:
-    if any(op.weight and op.weight.fmt.name == "affine" and op.activation for op in found.values()):
+def _notes(request: Request, found: dict[str, FrozenOp], state: dict[str, Any]) -> Iterator[str]:
+    from torchao.quantization import IntxUnpackedToInt8Tensor
+
+    weights_only = [op for path, op in found.items() if isinstance(state[f"{path}.weight"], IntxUnpackedToInt8Tensor)]
+    if any(op.activation and op.activation.is_rounded for op in weights_only):
         yield _ACTIVATIONS
     if any(op.weight and op.weight.fmt.name == "nvfp4" for op in found.values()):
         yield _NVFP4

@@ -145,6 +145,23 @@ class TestTorchAO:
         assert any("activations" in note for note in written.notes) == (not settings)
 
     @torch.no_grad()
+    @pytest.mark.parametrize("build", [vit, bert])
+    def test_integer_levels_multiply_codes_of_activations_too(self, tmp_path: Path, build: Any) -> None:
+        model = rewritten(build(), attention="float")
+        written = model.export(tmp_path, format="torchao", levels="integer")
+        plain = copy.deepcopy(model._state.original)
+        plain.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True), assign=True)
+        recording, ours = model._state.recording, model.deployed(levels="integer")
+        outputs = [each(*recording.args, **recording.kwargs) for each in (ours, plain)]
+        assert difference(*outputs) < 5e-3 and written.notes == ()  # a value between two levels may take the other one
+
+    @torch.no_grad()
+    def test_activations_of_few_bits_stay_float_and_the_note_says_so(self, tmp_path: Path) -> None:
+        model = rewritten(vit(), attention="float", precision=FOUR)
+        written = model.export(tmp_path, format="torchao", levels="integer")
+        assert ["not rounded" in note for note in written.notes] == [True]
+
+    @torch.no_grad()
     def test_codes_of_any_bits_have_the_values_of_evaluation(self, tmp_path: Path) -> None:
         model = rewritten(vit(), attention="float", precision=Precision(5, 8))
         model.export(tmp_path, format="torchao")
