@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.export.models import IMAGES, MODELS, llama
-from benchmarks.export.ties import cause_in_onnx, cause_in_transformers
+from benchmarks.export.ties import Cause, cause_in_onnx, cause_in_transformers
 from benchmarks.machine import describe, versions
 from benchmarks.page import markdown_table, write_section
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify
@@ -33,8 +33,8 @@ _GOAL = 1e-3
 FOUR, EIGHT = Precision(4, 4), Precision(8, 8)
 _PLAIN = {"run": RunConfig(backend="plain")}  # other kernels measure ranges that differ in the last bit, and so do ties
 _TIES = (
-    "values in the middle of two levels take the other one; evaluation that goes on with the rounded values of the "
-    "file gives its outputs"
+    "values in the middle of two levels take the other one; evaluation that goes on with the codes of the file gives "
+    "its outputs"
 )
 _UNKNOWN = "the cause is not known: a comparison at every rounding did not find it"
 PRECISIONS: dict[str, dict[str, Any]] = {
@@ -173,7 +173,7 @@ def table(cells: list[Cell]) -> str:
 
 def _reason(cell: Cell) -> Iterator[str]:
     if cell.cause is not None:
-        yield _TIES if cell.cause["from_middle"] < 1e-3 and cell.cause["same_codes"] < 1e-5 else _UNKNOWN
+        yield _TIES if Cause(**cell.cause).explains else _UNKNOWN
 
 
 def _general(refusal: str) -> str:

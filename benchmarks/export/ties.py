@@ -38,11 +38,10 @@ class Cause:
     Attributes:
         difference: the largest of the outputs, as a share of the largest output.
         values: how many values are rounded.
-        ties: how many of them get another code there, although all earlier roundings gave the same values; 0 if the
-            last bits of those values decide.
+        ties: how many of them get another code there, although all earlier codes are the same.
         steps: the largest difference of such a code, in steps.
         from_middle: the largest distance of such a value from the middle of two levels, in steps.
-        same_codes: the difference of outputs if evaluation goes on with the rounded values of the other library.
+        same_codes: the difference of outputs if evaluation goes on with the codes of the other library.
         moved_here: the difference between evaluation, and evaluation after only these codes were moved.
     """
 
@@ -54,29 +53,31 @@ class Cause:
     same_codes: float
     moved_here: float
 
+    @property
+    def explains(self) -> bool:
+        """Whether nothing but values in the middle of two levels makes the outputs differ."""
+        return self.ties > 0 and self.steps < 1.5 and self.from_middle < 1e-3 and self.same_codes < 1e-5
+
 
 class _Compared(nn.Module):
-    """A rounding beside that of another library."""
+    """A rounding whose codes are moved to those of another library."""
 
     def __init__(self, rounding: FrozenRounding, theirs: Tensor) -> None:
         super().__init__()
         self.rounding, self.theirs = rounding, theirs
         self.step = scales(rounding.span, rounding.width)
-        self.moves: Tensor | None = None
+        self.steps = torch.zeros(())
         self.from_middle = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """First the other library's values; then, with ``moves``, the own values with some codes moved."""
+        """The levels of evaluation at the codes of the other library, whose own levels differ in the last bits."""
         own: Tensor = self.rounding(x)
-        if self.moves is not None:
-            return own + self.moves
-        difference = self.theirs - own
-        ties = difference.abs() > self.step / 2
-        self.moves = torch.where(ties, difference, 0.0)
+        self.steps = ((self.theirs - own) / self.step).round()
+        ties = self.steps != 0
         if ties.any():
             level = (x[ties] - self.rounding.lo) / self.step
             self.from_middle = float((level - level.floor() - 0.5).abs().max())
-        return self.theirs
+        return own + self.steps * self.step
 
 
 @torch.no_grad()
@@ -88,16 +89,14 @@ def _cause(run: Callable[[], Tensor], rounded: nn.Module, theirs: Mapping[str, T
         rounding: Any = rounded.get_submodule(path)
         compared[path] = _Compared(rounding, values)
         rounded.set_submodule(path, compared[path])
-    same_codes = run()
     moved = run()
-    moves = [(each.moves, each.step) for each in compared.values() if each.moves is not None]
     return Cause(
         difference=_share(ours, output),
         values=sum(values.numel() for values in theirs.values()),
-        ties=sum(int((move != 0).sum()) for move, _ in moves),
-        steps=max(float((move / step).abs().max()) for move, step in moves),
+        ties=sum(int((each.steps != 0).sum()) for each in compared.values()),
+        steps=max(float(each.steps.abs().max()) for each in compared.values()),
         from_middle=max(each.from_middle for each in compared.values()),
-        same_codes=_share(same_codes, output),
+        same_codes=_share(moved, output),
         moved_here=_share(ours, moved),
     )
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
+import pytest
+
 from benchmarks.export.matrix import FORMATS, PRECISIONS, Cell, table
 from benchmarks.export.models import MODELS
 from benchmarks.export.sizes import Size, size_table
+from benchmarks.export.ties import Cause, cause_in_transformers
+from tests.deployable import llama, rewritten
 
 
 def test_every_cell_has_a_difference_or_a_reason_that_is_listed_once() -> None:
@@ -28,3 +34,21 @@ def test_every_cell_has_a_difference_or_a_reason_that_is_listed_once() -> None:
 def test_sizes_are_shares_of_float32() -> None:
     text = size_table([Size("net", "float32", 1.0, 1.0), Size("net", "int8 exact", 0.2571)])
     assert "| net | float32 | 1.000 | 1.00 |" in text and "| net | int8 exact | 0.257 |  |" in text
+
+
+def test_a_difference_without_a_moved_code_is_not_called_a_tie() -> None:
+    tie = Cause(2e-3, 100, ties=1, steps=1.0, from_middle=2e-5, same_codes=3e-7, moved_here=2e-3)
+    others = [replace(tie, **changed) for changed in ({"ties": 0}, {"from_middle": 0.1}, {"same_codes": 1e-3})]
+    cells = [Cell(model, precision, format, 0.0) for model in MODELS for precision in PRECISIONS for format in FORMATS]
+    cells[0].difference, cells[0].cause = 2e-3, asdict(tie)
+    assert "take the other one" in table(cells)
+    for other in others:
+        cells[0].cause = asdict(other)
+        assert "the cause is not known" in table(cells) and "take the other one" not in table(cells)
+
+
+def test_with_the_codes_of_a_file_evaluation_gives_its_outputs() -> None:
+    pytest.importorskip("compressed_tensors", reason="needs the extra: pip install 'fractrain_fx[export]'")
+    found = cause_in_transformers(rewritten(llama(), attention="float"))
+    assert found.values > 0 and found.same_codes < 1e-5
+    assert (found.ties > 0) == (found.moved_here > 0)
