@@ -28,7 +28,7 @@ from fractrain_fx.formats.affine.scale import scales
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Cause", "cause_in_onnx", "cause_in_transformers", "one_step"]
+__all__ = ["Cause", "cause_in_onnx", "cause_in_transformers", "one_step", "rounded_inputs", "share"]
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,18 @@ def _cause(run: Callable[[], Tensor], rounded: nn.Module, theirs: Mapping[str, T
         rounded.set_submodule(path, compared[path])
     moved = run()
     return Cause(
-        difference=_share(ours, output),
+        difference=share(ours, output),
         values=sum(values.numel() for values in theirs.values()),
         ties=sum(int((each.steps != 0).sum()) for each in compared.values()),
         steps=max(float(each.steps.abs().max()) for each in compared.values()),
         from_middle=max(each.from_middle for each in compared.values()),
-        same_codes=_share(moved, output),
-        moved_here=_share(ours, moved),
+        same_codes=share(moved, output),
+        moved_here=share(ours, moved),
     )
 
 
-def _share(ours: Tensor, theirs: Tensor) -> float:
+def share(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, as a share of the largest of ours."""
     return float((ours - theirs).abs().max() / ours.abs().max())
 
 
@@ -140,14 +141,14 @@ def cause_in_transformers(model: FracModel) -> Cause:
     with tempfile.TemporaryDirectory() as folder:
         model.export(folder, format="compressed-tensors")
         loaded: Any = type(model._state.original).from_pretrained(folder).eval()  # type: ignore[attr-defined]
-    with torch.no_grad(), _rounded_inputs(loaded) as theirs:
+    with torch.no_grad(), rounded_inputs(loaded) as theirs:
         output = loaded(**kwargs).logits
     plain: Any = model.deployed()
     return _cause(lambda: plain(**kwargs).logits, plain, theirs, output)
 
 
 @contextmanager
-def _rounded_inputs(loaded: nn.Module) -> Iterator[dict[str, Tensor]]:
+def rounded_inputs(loaded: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The rounded inputs of layers that compressed-tensors computes inside, by their names in ``deployed()``."""
     from compressed_tensors.quantization.lifecycle import forward
 
@@ -199,5 +200,5 @@ def one_step(model: FracModel, x: Tensor, rounding: int = 3, tries: int = 10) ->
     before, found = plain(x), []
     for seed in range(tries):
         plain.set_submodule(paths[rounding], _Moved(own, seed))
-        found.append(_share(before, plain(x)))
+        found.append(share(before, plain(x)))
     return sorted(found)

@@ -8,9 +8,11 @@ import pytest
 
 from benchmarks.export.matrix import FORMATS, PRECISIONS, Cell, table
 from benchmarks.export.models import MODELS
+from benchmarks.export.noted import as_noted_in_torchao, as_noted_in_transformers
 from benchmarks.export.sizes import Size, size_table
 from benchmarks.export.ties import Cause, cause_in_transformers
-from tests.deployable import llama, rewritten
+from fractrain_fx import Precision
+from tests.deployable import llama, rewritten, vit
 
 
 def test_every_cell_has_a_difference_or_a_reason_that_is_listed_once() -> None:
@@ -45,6 +47,10 @@ def test_a_difference_without_a_moved_code_is_not_called_a_tie() -> None:
     for other in others:
         cells[0].cause = asdict(other)
         assert "the cause is not known" in table(cells) and "take the other one" not in table(cells)
+    cells[0].cause, cells[0].notes, cells[0].as_noted = None, ["weights are the same"], 1e-7
+    assert "the cause is not known" not in table(cells)
+    cells[0].as_noted = 1e-2
+    assert "the cause is not known" in table(cells)
 
 
 def test_with_the_codes_of_a_file_evaluation_gives_its_outputs() -> None:
@@ -52,3 +58,11 @@ def test_with_the_codes_of_a_file_evaluation_gives_its_outputs() -> None:
     found = cause_in_transformers(rewritten(llama(), attention="float"))
     assert found.values > 0 and found.same_codes < 1e-5
     assert (found.ties > 0) == (found.moved_here > 0)
+
+
+def test_the_notes_of_a_file_say_all_that_it_differs_by() -> None:
+    pytest.importorskip("compressed_tensors", reason="needs the extra: pip install 'fractrain_fx[export]'")
+    pytest.importorskip("torchao", reason="needs the extra: pip install 'fractrain_fx[export]'")
+    four = rewritten(llama(), attention="float", format="nvfp4", precision=Precision(4, 4))
+    assert as_noted_in_transformers(four) < 1e-5
+    assert as_noted_in_torchao(rewritten(vit(), attention="float")) < 1e-5
