@@ -268,18 +268,19 @@ class ModelState:
         return seen
 
     def _fill(self, calls: Iterable[tuple[Variant, tuple[Any, ...]]], ranges: Collection[RunningRange]) -> int:
-        modes = [each.training for each in ranges]
-        for each in ranges:
-            each.train()
         seen = 0
-        try:
-            with torch.no_grad():
-                for variant, values in calls:
+        with torch.no_grad():
+            for variant, values in calls:
+                # Only now, because choosing a variant may record the model, which sets the modes of its modules.
+                modes = [each.training for each in ranges]
+                for each in ranges:
+                    each.train()
+                try:
                     run_graph(self._graph(variant, False), values, variant.recording)
-                    seen += 1
-        finally:
-            for each, mode in zip(ranges, modes, strict=True):
-                each.train(mode)
+                finally:
+                    for each, mode in zip(ranges, modes, strict=True):
+                        each.train(mode)
+                seen += 1
         return seen
 
     def _ranges(self) -> list[RunningRange]:

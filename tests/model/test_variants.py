@@ -47,6 +47,17 @@ def test_labels_are_recorded_by_themselves_and_left_out_ones_are_a_second_record
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_a_batch_that_needs_a_recording_calibrates_as_others_do() -> None:
+    labelled, unlabelled = (fractrainify(classifier(), config=FracConfig(method="static"), check=False) for _ in "ab")
+    batches = [{"input_ids": ids, "attention_mask": MASK} for ids in (IDS, IDS.flip(0))]
+    labelled.calibrate([batch | {"labels": IDS[:, 0] % 2} for batch in batches])
+    unlabelled.calibrate(batches)
+    found = unlabelled.state_dict()
+    assert any(name.endswith("range.seen") for name in found)
+    assert all(torch.equal(x, found[name]) for name, x in labelled.state_dict().items())
+    assert unlabelled.deployed().difference == 0
+
+
 def test_all_forms_of_call_train_the_same_gates_and_count_their_own_samples() -> None:
     model = fractrainify(classifier(), config=FracConfig(method="dfq"), check=False)
     engine = Engine(model)
