@@ -89,6 +89,7 @@ def _train(arguments: dict[str, Any]) -> int:
 
 
 def _run(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.cli.export import deployment
     from fractrain_fx.training.flags import given_settings, settings_of, settings_text
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.log.records import keep_start
@@ -124,10 +125,7 @@ def _run(arguments: dict[str, Any]) -> int:
     if trainer.is_main:
         console.print(results_table([result]))
         console.print(f"run folder: {out}", highlight=False, soft_wrap=True)
-        config = trainer.model.frac_config
-        if config.method != "float":
-            fixed = " --commonest" if config.gated else ""  # no file holds choices by input
-            told = f"deploy it at this precision: fractrain export {out} --to onnx{fixed}"
+        if told := deployment(out, trainer.model):
             console.print(told, highlight=False, markup=False, soft_wrap=True)
     return 0
 

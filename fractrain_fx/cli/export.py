@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
     from fractrain_fx.training.models import BuiltModel
 
-__all__ = ["export"]
+__all__ = ["deployment", "export"]
 
 _BATCHES, _SIZE = 8, 64
 _NUMBER = re.compile(r"-?\d+")
@@ -34,6 +34,26 @@ def export(arguments: dict[str, Any]) -> None:
         options["stage"] = int(stage) if _NUMBER.fullmatch(stage) else stage
     out = run / f"export-{to}" if arguments["out"] is None else Path(arguments["out"])
     print(model.export(out, format=to, levels=arguments["levels"], **options))
+
+
+def deployment(run: Path, model: FracModel) -> str:
+    """The line that names how a run is deployed at its precision; empty for a float model."""
+    from fractrain_fx.export.deploy import is_hugging_face
+
+    config = model.frac_config
+    if config.method == "float":
+        return ""
+    if config.format == "affine":
+        to = "onnx" if config.affine.ranges == "tensor" else None
+    elif config.format in ("fp8", "mx", "nvfp4"):
+        convolves = any(op.kind.startswith("conv") and op.precision.rounds for op in model.ops)
+        to = "compressed-tensors" if is_hugging_face(model._state.original) else None if convolves else "torchao"
+    else:
+        to = None
+    if to is None:
+        return "no exported file holds this precision: model.deployed() computes it here"
+    fixed = " --commonest" if config.gated else ""  # no file holds choices by input
+    return f"deploy it at this precision: fractrain export {run} --to {to}{fixed}"
 
 
 def _model_in(run: Path, name: str | None) -> tuple[FracModel, BuiltModel | None]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fractrain_fx import FracModel
+from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.cli import main
+from fractrain_fx.cli.export import deployment
+from fractrain_fx.config import AffineConfig
 from fractrain_fx.errors import FracTrainError, RunError
 from fractrain_fx.model.saved.named import architecture_in
-from tests.deployable import bert, difference, rewritten, vit
+from tests.deployable import Convolutions, bert, difference, llama, rewritten, vit
 
 pytest.importorskip("compressed_tensors", reason="needs the extra: pip install 'fractrain_fx[export]'")
 ort = pytest.importorskip("onnxruntime", reason="needs the extra: pip install 'fractrain_fx[export]'")
@@ -30,6 +33,28 @@ def test_a_run_is_exported_and_training_ends_by_naming_the_command(
     assert "model.onnx" in str(list((run / "export-onnx").iterdir())) and "bytes" in capsys.readouterr().out
     assert main(["export", str(run), "--to", "compressed-tensors"]) == 2
     assert "models of transformers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "told"),
+    [
+        (vit, {}, "fractrain export run --to onnx"),
+        (vit, {"method": "fractrain"}, "fractrain export run --to onnx --commonest"),
+        (vit, {"format": "mx"}, "fractrain export run --to torchao"),
+        (llama, {"format": "fp8"}, "fractrain export run --to compressed-tensors"),
+        (Convolutions, {"format": "mx"}, "no exported file"),
+        (vit, {"format": "wageubn"}, "no exported file"),
+        (vit, {"affine": AffineConfig(ranges="sample")}, "no exported file"),
+    ],
+)
+def test_the_command_that_is_named_is_one_that_holds_the_precision(build: Any, settings: Any, told: str) -> None:
+    inputs = (torch.randn(2, 3, 32, 32),) if build is Convolutions else ()
+    config = FracConfig(**{"method": "static"} | settings)
+    assert told in deployment(Path("run"), fractrainify(build(), config=config, example_inputs=inputs or None))
+
+
+def test_a_float_run_names_no_command() -> None:
+    assert deployment(Path("run"), fractrainify(vit(), config=FracConfig(method="float"))) == ""
 
 
 @pytest.mark.long
