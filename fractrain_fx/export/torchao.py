@@ -24,8 +24,8 @@ STATE = "model.pt"
 
 _WAY_OUT = "leave it float with Pin({name!r}, format='float'), or export format='onnx'"
 _ACTIVATIONS = (
-    "activations are not rounded, because torchao's fixed ranges are for activations of 8 bits beside weights with "
-    "levels evenly around 0 (levels='integer'); weights are the same"
+    "activations{which} are not rounded, because torchao's fixed ranges are for activations of 8 bits beside weights "
+    "with levels evenly around 0 (levels='integer'); weights are the same"
 )
 _NVFP4 = (
     "activations are not rounded, because torchao multiplies two tensors of format 'nvfp4' on the newest GPUs only; "
@@ -204,9 +204,11 @@ _CLASSES: dict[str, Callable[[FrozenFactor, FrozenFactor], Any]] = {
 def _notes(request: Request, found: dict[str, FrozenOp], state: dict[str, Any]) -> Iterator[str]:
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
-    weights_only = [op for path, op in found.items() if isinstance(state[f"{path}.weight"], IntxUnpackedToInt8Tensor)]
-    if any(op.activation and op.activation.is_rounded for op in weights_only):
-        yield _ACTIVATIONS
+    alone = {path for path in found if isinstance(state[f"{path}.weight"], IntxUnpackedToInt8Tensor)}
+    left = [op.name for path, op in found.items() if path in alone and op.activation and op.activation.is_rounded]
+    if left:
+        which = "" if len(left) == len(found) else f" of {', '.join(left)}"
+        yield _ACTIVATIONS.format(which=which)
     if any(op.weight and op.weight.fmt.name == "nvfp4" for op in found.values()):
         yield _NVFP4
     if attention := attention_names(attentions(request.ops)):

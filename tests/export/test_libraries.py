@@ -155,11 +155,20 @@ class TestTorchAO:
         outputs = [each(*recording.args, **recording.kwargs) for each in (ours, plain)]
         assert difference(*outputs) < 5e-3 and written.notes == ()  # a value between two levels may take the other one
 
-    @torch.no_grad()
-    def test_activations_of_few_bits_stay_float_and_the_note_says_so(self, tmp_path: Path) -> None:
-        model = rewritten(vit(), attention="float", precision=FOUR)
-        written = model.export(tmp_path, format="torchao", levels="integer")
-        assert ["not rounded" in note for note in written.notes] == [True]
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"precision": FOUR}, "are"),
+            ({"pins": [Pin("*fc1", FOUR)]}, "of blocks.0.mlp.fc1 are"),
+        ],
+        ids=["all", "some"],
+    )
+    def test_activations_of_few_bits_stay_float_and_the_note_says_which(
+        self, tmp_path: Path, settings: dict[str, Any], words: str
+    ) -> None:
+        model = rewritten(vit(), attention="float", **settings)
+        (note,) = model.export(tmp_path, format="torchao", levels="integer").notes
+        assert note.startswith(f"activations {words} not rounded")
 
     @torch.no_grad()
     def test_codes_of_any_bits_have_the_values_of_evaluation(self, tmp_path: Path) -> None:
