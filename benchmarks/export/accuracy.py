@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.export.matrix import RESULTS
+from benchmarks.export.matrix import keep, results
 from benchmarks.export.ties import one_step
 from fractrain_fx.cli import main as fractrain
 from fractrain_fx.training.data import make_loader
@@ -91,9 +91,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = compared(arguments.run, arguments.python)
-    result = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    result["accuracy"] = result.get("accuracy", {}) | {arguments.name: found}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    keep(arguments.name, accuracy=results().get("accuracy", {}) | {arguments.name: found})
     print(json.dumps(found, indent=1))
 
 

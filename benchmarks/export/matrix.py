@@ -214,23 +214,34 @@ def cells_of(place: Path) -> tuple[list[Cell], list[dict[str, Any]]]:
 def main() -> None:
     """Run all cells and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", help="a Python without this package; without it, only causes are looked for")
+    parser.add_argument("--python", required=True, help="a Python without this package")
     parser.add_argument("--work", type=Path, help="a folder to go on in, if a run was stopped")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    result = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if arguments.python is not None:
-        with tempfile.TemporaryDirectory() as name:
-            result |= measured(arguments.work or Path(name), arguments.python)
-        print(json.dumps(result["generation"]))
-    cells = [explained(Cell(**cell)) for cell in result["cells"]]
-    result["cells"] = [asdict(cell) for cell in cells]
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as name:
+        cells, generated = measured(arguments.work or Path(name), arguments.python)
+    print(json.dumps(generated))
+    cells = [explained(cell) for cell in cells]
+    keep("matrix", cells=[asdict(cell) for cell in cells], generation=generated)
     write_section(PAGE, "matrix", table(cells))
 
 
-def measured(place: Path, python: str) -> dict[str, Any]:
-    """Run all cells, and load them with another Python."""
+def results() -> dict[str, Any]:
+    """What was measured so far."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return found
+
+
+def keep(section: str, **found: Any) -> None:
+    """Write results, and the machine that this section of them was measured on."""
+    before = results()
+    machine = describe("cpu") | versions("transformers", "compressed-tensors", "onnx", "onnxruntime", "torchao")
+    machines = before.get("machines", {}) | {section: machine}
+    RESULTS.write_text(json.dumps(before | found | {"machines": machines}, indent=1) + "\n")
+
+
+def measured(place: Path, python: str) -> tuple[list[Cell], dict[str, Any]]:
+    """All cells and the result of generation, loaded with another Python."""
     cells, jobs = cells_of(place)
     generating = place / "generation"
     generating.mkdir(exist_ok=True)
@@ -241,16 +252,12 @@ def measured(place: Path, python: str) -> dict[str, Any]:
     alone = {"HF_HUB_OFFLINE": "1", "PATH": os.environ["PATH"]}  # without PYTHONPATH
     subprocess.run([python, str(loader), str(file)], check=True, env=alone)
     *done, generated = json.loads(file.read_text())
+    if failed := [job for job in (*done, generated) if "failed" in job]:
+        raise RuntimeError(f"{len(failed)} files do not load: {failed}")
     for each in done:
-        cell = cells[each["cell"]]
-        cell.difference, cell.refused = each.get("difference"), each.get("failed")
-    same = generated.get("tokens") == tokens
-    libraries = versions("torch", "transformers", "compressed-tensors", "onnx", "onnxruntime", "torchao")
-    return {
-        "machine": describe("cpu") | libraries,
-        "cells": [asdict(cell) for cell in cells],
-        "generation": {"same_tokens": same, "tokens": len(tokens), "difference": generated.get("difference")},
-    }
+        cells[each["cell"]].difference = each["difference"]
+    same = generated["tokens"] == tokens
+    return cells, {"same_tokens": same, "tokens": len(tokens), "difference": generated["difference"]}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ the rounds.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.export.load import round_trips
-from benchmarks.export.matrix import RESULTS, ROOT
+from benchmarks.export.matrix import PAGE, keep
 from benchmarks.export.models import llama
 from benchmarks.page import markdown_table, write_section
 from fractrain_fx import FracConfig, Precision, fractrainify
@@ -120,9 +119,8 @@ def main() -> None:
         found += texts("LLaMA of 512", shape | {"num_attention_heads": 8}, place)
         shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "vocab_size": 2048}
         found += texts("LLaMA of 1024", shape | {"num_attention_heads": 16}, place)
-    result = json.loads(RESULTS.read_text()) | {"sizes": [asdict(size) for size in found]}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    write_section(ROOT / "docs" / "reference" / "exported.md", "sizes", size_table(found))
+    keep("sizes", sizes=[asdict(size) for size in found])
+    write_section(PAGE, "sizes", size_table(found))
     print(size_table(found))
 
 
