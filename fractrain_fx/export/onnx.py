@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from fractrain_fx.export.onnx_weights import BITS, adapt_weights
 from fractrain_fx.export.result import Exported, sizes_of
 from fractrain_fx.export.rounding import CodedWeight, Levels
 from fractrain_fx.export.write import Request
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["MODEL", "check", "write"]
 
@@ -91,6 +95,7 @@ def write(folder: Path, request: Request) -> Exported:
             f"torch's ONNX exporter cannot write this {type(request.original).__name__}: {_reason(error)}. Export a "
             "Hugging Face model with format='compressed-tensors', or leave the part that it names float"
         ) from error
+    _name_sizes(program.model)
     adapt_weights(program.model, at_load=request.options.get("fold_weights", False))
     target = folder / MODEL
     program.save(str(target), external_data=False)
@@ -190,6 +195,31 @@ def _dynamic(x: Any) -> Any:
         return None
     tokens = x.ndim == 2 and not x.is_floating_point()
     return {dim: Dim.AUTO for dim in range(2 if tokens else min(1, x.ndim))}
+
+
+def _name_sizes(model: ir.Model) -> None:
+    """Name the sizes that later calls may change ``batch`` and ``length``; torch's exporter numbers them (``s72``)."""
+    import onnx_ir as ir
+
+    names: dict[str, str] = {}
+    for given in model.graph.inputs:
+        for size, name in zip(given.shape or (), ("batch", "length"), strict=False):
+            if isinstance(size, ir.SymbolicDim):
+                names.setdefault(str(size.value), name)
+    if not names:
+        return
+    found = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")  # also inside sizes such as 2*s72
+    made = [value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.outputs]
+    for value in (*model.graph.inputs, *made):
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                [
+                    found.sub(lambda match: names[match[0]], size.value)
+                    if isinstance(size, ir.SymbolicDim) and size.value
+                    else size
+                    for size in value.shape
+                ]
+            )
 
 
 def _output_names(graph: GraphModule, inputs: tuple[Any, ...]) -> list[str]:
