@@ -19,7 +19,7 @@ from fractrain_fx.model import FracModel
 from fractrain_fx.model.saved.folder import read_weights
 from fractrain_fx.training.building import prepare_rounding
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
-from fractrain_fx.training.folder.checkpoint import latest_checkpoint
+from fractrain_fx.training.folder.checkpoint import latest_checkpoint, read_checkpoint
 from fractrain_fx.training.folder.held import HeldFolder, hold, hold_new, hold_together
 from fractrain_fx.training.folder.schema import MODEL, reading
 from fractrain_fx.training.log import new_console
@@ -239,7 +239,7 @@ def trained_model(out: Path) -> tuple[FracModel, BuiltModel]:
     """The model of a run as it is after its last whole epoch, in evaluation mode, and its data.
 
     Raises:
-        RunError: there is no run, or it has no checkpoint, or that is damaged or of another model.
+        RunError: there is no run, or it has no checkpoint, or that is damaged, of another model or of a newer version.
     """
     from fractrain_fx.api import fractrainify
 
@@ -248,6 +248,7 @@ def trained_model(out: Path) -> tuple[FracModel, BuiltModel]:
     folder = latest_checkpoint(out)
     if folder is None:
         raise RunError(f"{out} has no checkpoint yet: let fractrain train --resume {out} finish an epoch")
+    read_checkpoint(folder)
     settings = RunSettings.from_yaml(out / _SETTINGS)
     built = build(settings)
     args, kwargs = built.examples()

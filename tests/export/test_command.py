@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,13 @@ def test_a_run_is_exported_and_training_ends_by_naming_the_command(
     assert "model.onnx" in str(list((run / "export-onnx").iterdir())) and "bytes" in capsys.readouterr().out
     assert main(["export", str(run), "--to", "compressed-tensors"]) == 2
     assert "models of transformers" in capsys.readouterr().err
+    state = next(run.glob("checkpoint-*/state.json"))
+    text = state.read_text()
+    state.write_text(text.replace('"version": 1', '"version": 2', 1))
+    assert main(["export", str(run), "--to", "onnx"]) == 2 and "is damaged" in capsys.readouterr().err
+    sums = state.with_name("sha256.json")
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {state.name: sha256(state.read_bytes()).hexdigest()}))
+    assert main(["export", str(run), "--to", "onnx"]) == 2 and "newer version" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -92,6 +101,14 @@ def test_a_saved_timm_model_names_its_architecture_where_that_says_enough(tmp_pa
     rewritten(vit()).save_pretrained(tmp_path / "changed")  # with sizes that its name does not say
     with pytest.raises(FracTrainError):
         FracModel.from_pretrained(tmp_path / "changed", model=architecture_in(tmp_path / "changed"))
+
+
+def test_a_saved_model_of_another_schema_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewritten(bert(), attention="float").save_pretrained(tmp_path)
+    recipe = tmp_path / "fractrain_fx.json"
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"fractrain_fx": 2}))
+    assert main(["export", str(tmp_path), "--to", "onnx"]) == 2
+    assert "schema 2, and this version of the package reads 1" in " ".join(capsys.readouterr().err.split())
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

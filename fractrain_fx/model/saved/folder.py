@@ -135,7 +135,11 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{directory} does not hold a model that save_pretrained wrote: {error}") from error
     if not isinstance(recipe, dict) or recipe.get("fractrain_fx") != _FORMAT:
-        raise RunError(f"{file} is not a recipe of this version; write it again with save_pretrained")
+        wrote = recipe.get("fractrain_fx") if isinstance(recipe, dict) else None
+        raise RunError(
+            f"{file} is a recipe of schema {wrote}, and this version of the package reads {_FORMAT}: install the one "
+            "that wrote it"
+        )
     model = unwrapped(model)
     if recipe["architecture"] != type(model).__name__:
         raise RunError(f"{directory} holds a {recipe['architecture']}, but model= is a {type(model).__name__}")

@@ -22,7 +22,7 @@ from fractrain_fx.model.saved.folder import Weights, read_weights
 from fractrain_fx.training.folder.schema import MODEL, STATE, SUMS, TENSORS, VERSION, reading, require_form
 from fractrain_fx.training.log.records import METRICS, kept_lines
 
-__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
 
 _PREFIX = "checkpoint-"
 
@@ -109,8 +109,7 @@ def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> C
     folder = latest_checkpoint(out)
     if folder is None:
         raise RunError(f"{out} has no checkpoint: give the folder of a run that fractrain train has started")
-    with reading(folder):
-        checkpoint = _read(folder)
+    checkpoint = read_checkpoint(folder)
     kept_lines(out / METRICS, checkpoint.epoch)
     _refuse_other_config(folder, checkpoint.config, json.loads(json.dumps(dict(config))))
     try:
@@ -120,29 +119,34 @@ def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> C
     return checkpoint
 
 
-def _read(folder: Path) -> Checkpoint:
-    """What a checkpoint holds beside the weights, all of it checked."""
-    sums = json.loads((folder / SUMS).read_text(encoding="utf-8"))
-    require_form(SUMS, sums)
-    for name in (MODEL, TENSORS, STATE):
-        if _digest(folder / name) != sums[name]:
-            raise ValueError(f"{name} is not as it was written")
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    require_form(STATE, state)
-    if state.get("version", VERSION) > VERSION:
-        raise RunError(
-            f"{folder} was written by a newer version of this package (schema {state['version']}, and this one reads "
-            f"{VERSION}): update it"
-        )
-    try:
-        tensors = torch.load(folder / TENSORS, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        raise ValueError(f"{TENSORS} cannot be read: {error}") from error
-    require_form(TENSORS, tensors)
-    epoch, rows = state["epoch"], len(state["state"]["engine"]["ledger"]["epochs"])
-    if folder.name != _name(epoch) or epoch != rows:
-        raise ValueError(f"{STATE} is of epoch {epoch}, with the rows of {rows} epochs")
-    return Checkpoint(epoch, state["config"], state["state"], tensors, folder)
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """What a checkpoint holds beside the weights; these are checked, too.
+
+    Raises:
+        RunError: it is damaged, or a newer version of this package wrote it.
+    """
+    with reading(folder):
+        sums = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        require_form(SUMS, sums)
+        for name in (MODEL, TENSORS, STATE):
+            if _digest(folder / name) != sums[name]:
+                raise ValueError(f"{name} is not as it was written")
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        require_form(STATE, state)
+        if state.get("version", VERSION) > VERSION:
+            raise RunError(
+                f"{folder} was written by a newer version of this package (schema {state['version']}, and this one "
+                f"reads {VERSION}): update it"
+            )
+        try:
+            tensors = torch.load(folder / TENSORS, map_location="cpu", weights_only=True)
+        except UnpicklingError as error:
+            raise ValueError(f"{TENSORS} cannot be read: {error}") from error
+        require_form(TENSORS, tensors)
+        epoch, rows = state["epoch"], len(state["state"]["engine"]["ledger"]["epochs"])
+        if folder.name != _name(epoch) or epoch != rows:
+            raise ValueError(f"{STATE} is of epoch {epoch}, with the rows of {rows} epochs")
+        return Checkpoint(epoch, state["config"], state["state"], tensors, folder)
 
 
 def _refuse_other_config(folder: Path, made: Mapping[str, Any], now: Mapping[str, Any]) -> None:
