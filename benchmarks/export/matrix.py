@@ -68,7 +68,7 @@ class Cell:
     format: str
     difference: float | None = None
     refused: str | None = None
-    cause: dict[str, float] | None = None
+    cause: dict[str, Any] | None = None
     as_noted: float | None = None
     notes: list[str] = field(default_factory=list)
 
