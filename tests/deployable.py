@@ -14,10 +14,10 @@ from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import RunConfig
 from tests.build import rewritten as build_rewritten
 
-__all__ = ["SIZES", "Convolutions", "bert", "difference", "gpt2", "llama", "rewritten", "vit"]
+__all__ = ["HEADS", "SIZES", "Convolutions", "bert", "difference", "gpt2", "llama", "rewritten", "vit"]
 
 SIZES: dict[str, Any] = {"vocab_size": 32, "max_position_embeddings": 32, "num_hidden_layers": 1}
-_HEADS: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+HEADS: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 
 
 class Convolutions(nn.Module):
@@ -52,12 +52,12 @@ def vit() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    config = transformers.LlamaConfig(**SIZES, **_HEADS, num_key_value_heads=1)
+    config = transformers.LlamaConfig(**SIZES, **HEADS, num_key_value_heads=1)
     return transformers.LlamaForCausalLM(config)
 
 
 def bert() -> nn.Module:
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **_HEADS))
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **HEADS))
 
 
 def gpt2() -> nn.Module:

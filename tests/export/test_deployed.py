@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from fractrain_fx import FracConfig, Pin, Precision, fractrainify
@@ -16,7 +17,7 @@ from fractrain_fx.errors import CalibrationError, ExportError
 from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
 from fractrain_fx.zoo.models import resnet20
 from tests.build import rewritten as build_rewritten
-from tests.deployable import Convolutions, bert, difference, gpt2, llama, rewritten, vit
+from tests.deployable import HEADS, SIZES, Convolutions, bert, difference, gpt2, llama, rewritten, vit
 from tests.models import thinned
 
 BLOCKS: list[dict[str, Any]] = [
@@ -171,3 +172,12 @@ def test_parts_that_were_frozen_in_evaluation_mode_stay_so_in_a_model_that_train
     norm = next(each for each in model.modules() if isinstance(each, nn.BatchNorm2d)).eval()
     model.deployed()
     assert model.training and not norm.training and next(model.children()).training
+
+
+def test_products_that_a_model_of_transformers_keeps_float_are_named() -> None:
+    config = transformers.MixtralConfig(**SIZES, **HEADS, num_key_value_heads=1, num_local_experts=2)
+    model = rewritten(transformers.MixtralForCausalLM(config))
+    plain: Any = model.deployed()
+    place = "model.layers.0.mlp"
+    assert plain.float_products == (f"{place}.gate", f"{place}.experts.gate_up_proj", f"{place}.experts.down_proj")
+    assert plain.difference > 0 and type(plain) is transformers.MixtralForCausalLM
