@@ -22,7 +22,8 @@ _MUTABLE: Mapping[type, type] = {immutable_dict: dict, immutable_list: list}
 def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floor: float = 0.0) -> bool:
     """Equal shape, dtype and values, NaN equal to NaN.
 
-    ``tolerance`` is relative to the largest value; differences up to ``floor`` count as none.
+    ``tolerance`` is relative to the largest value, and if there is one, twice the rounding of a half type counts as
+    none: sums in another order differ by that. So do differences up to ``floor``.
     """
     if a is None or b is None:
         return a is b
@@ -38,6 +39,7 @@ def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floo
         return True
     if not a.is_floating_point():
         return a.is_complex() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    tolerance = max(tolerance, 2 * torch.finfo(a.dtype).eps) if tolerance else 0.0
     scale = float(a.detach()[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
     return torch.allclose(a, b, rtol=0, atol=max(tolerance * scale, floor), equal_nan=True)
 

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fractrain_fx.capture import record
 from fractrain_fx.capture.checking.check import find_mismatch, trials_of
@@ -105,3 +106,14 @@ def test_gradients_are_compared_one_by_one_and_freed(noise: float, most: int) ->
         model.get_parameter(f"{layer}.weight").register_hook(watch)
     assert record(model, (torch.randn(2, 64),)).checked
     assert 1 <= max(counts) <= most, "of 16; with tolerance, a quarter of them is kept to be compared"
+
+
+def test_sums_of_a_half_type_in_another_order_are_no_difference() -> None:
+    """Beside the recorded number of samples, gradients of a bfloat16 LLaMA meet in another order in model and graph."""
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    llama = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, num_hidden_layers=2)).bfloat16()
+    ids = torch.randint(64, (2, 16))
+    recording = record(llama, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert recording.checked and not recording.leaves
+    x = torch.tensor([1.0, -0.5], dtype=torch.bfloat16)
+    assert same_tensor(x, x * 1.01, 1e-4) and not same_tensor(x, x * 1.03, 1e-4) and not same_tensor(x, x * 1.01)
