@@ -71,6 +71,7 @@ def test_the_suite_is_large_and_its_libraries_are_in_the_requirements() -> None:
     assert max(groups.count(group) for group in groups) == 2
 
 
+@pytest.mark.long
 def test_no_library_is_loaded_before_its_model_is_built() -> None:
     code = "import sys, benchmarks.coverage.libraries; print(sys.modules.keys() & {'diffusers', 'monai', 'tsai'})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

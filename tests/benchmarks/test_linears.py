@@ -12,6 +12,7 @@ from fractrain_fx import FracModel
 from fractrain_fx.errors import ConfigError
 
 
+@pytest.mark.long
 def test_the_command_writes_a_row_for_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     sizes = ["--widths", "16", "32", "--tokens", "8", "64"]

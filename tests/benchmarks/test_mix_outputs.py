@@ -16,7 +16,7 @@ from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrai
 from fractrain_fx.errors import ModelError
 from fractrain_fx.nn.gates import Controller
 from fractrain_fx.passes import default_passes, facts
-from tests.models import HUGGING_FACE, some_long
+from tests.models import HUGGING_FACE, thinned
 
 OPTIONS = ("0/0", "2/6", "3/6", "6/12")
 
@@ -51,9 +51,7 @@ def both(model: nn.Module, x: Tensor, picks: list[int], **changes: object) -> li
     return made
 
 
-@pytest.mark.parametrize(
-    "name", some_long(["resnet10t", "vit_tiny_patch16_224", "vgg11", "mobilenetv2_050"], "vgg11", "mobilenetv2_050")
-)
+@pytest.mark.parametrize("name", thinned(["resnet10t", "vit_tiny_patch16_224", "vgg11", "mobilenetv2_050"], 4))
 def test_samples_that_agree_get_the_same_values(name: str) -> None:
     size: dict[str, Any] = {"img_size": 32, "depth": 2} if name.startswith("vit") else {}
     if name == "vgg11":
@@ -160,6 +158,7 @@ def test_what_cannot_be_copied_is_an_error() -> None:
         fractrainify(InPlace(), passes=mixing_passes(config), **given)
 
 
+@pytest.mark.long
 def test_pinned_ops_inside_a_block_keep_their_bits() -> None:
     model = timm.create_model("resnet10t", num_classes=3)
     x = torch.randn(2, 3, 32, 32)

@@ -430,6 +430,7 @@ def test_scores_of_generated_text_are_said_to_be_of_the_float_model(tmp_path: Pa
     assert len([each for each in told if each.category is FracTrainWarning]) == 1
 
 
+@pytest.mark.long
 def test_activation_checkpointing_trains_to_the_same_weights(tmp_path: Path) -> None:
     rows = WhichModule(8)
     found = []
@@ -448,7 +449,7 @@ def test_activation_checkpointing_trains_to_the_same_weights(tmp_path: Path) -> 
         ).train()
 
 
-@pytest.mark.parametrize("kind", ["mixin", "callback"])
+@pytest.mark.parametrize("kind", thinned(["mixin", "callback"], 2))
 def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_for_those_that_take_numbers(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -482,7 +483,7 @@ def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_
     assert torch.equal(loaded.state_dict()["classifier.weight"], trainer.model.state_dict()["classifier.weight"])
 
 
-@pytest.mark.parametrize("kind", ["mixin", "callback"])
+@pytest.mark.parametrize("kind", thinned(["mixin", "callback"], 2))
 def test_a_callback_watches_the_numbers_of_a_training(kind: str, tmp_path: Path) -> None:
     rows = WhichModule(20)
     trainer, _ = trainer_of(kind, rewritten(bert(), rows), arguments(tmp_path, num_train_epochs=1), rows)

@@ -61,6 +61,7 @@ def test_outputs_and_gradients_are_those_of_the_floats(config: FracConfig) -> No
     require_same(steps(again), steps(model))
 
 
+@pytest.mark.long
 def test_a_half_type_and_autocast_have_the_numbers_of_the_floats() -> None:
     plain = rewritten(FRACTRAIN, llama().to(torch.bfloat16))
     model = copy.deepcopy(plain)
