@@ -37,6 +37,8 @@ def notes_of(model: FracModel) -> Iterator[str]:
     elif rounding.reason and device == rounding.device:
         yield str(rounding)
     config = model.frac_config
+    if config.affine.gradient_bits == "needed":
+        yield "each sample's gradient takes the bits that it needs: a step costs less than is said here"
     pinned = [pin.product_recipe for pin in config.pins if pin.stages[0].fw <= CODE_BITS]
     recipes = [config.product_recipe, *pinned] if config.method != "float" else []
     for name in dict.fromkeys(name for each in recipes if each is not None for name in each.formats):

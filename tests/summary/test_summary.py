@@ -15,7 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fractrain_fx import FracConfig, FracModel, Pin, Precision, RunConfig, Summary, fractrainify, plan, summarize
+from fractrain_fx import (
+    AffineConfig,
+    FracConfig,
+    FracModel,
+    Pin,
+    Precision,
+    RunConfig,
+    Summary,
+    fractrainify,
+    plan,
+    summarize,
+)
 from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.summary.loud import loud_line
 from fractrain_fx.summary.numbers import plain_number, short_number, time_unit
@@ -184,6 +195,13 @@ def test_the_cost_of_float_ops_is_theirs_of_what_a_step_costs(method: str, words
     )
     assert f"ops that stay float take {100 * summary.float_cost:.1f} % of the cost {words}" in str(summary)
     assert summary.float_cost < 0.5 and not summary.loud
+
+
+def test_gradients_in_the_bits_they_need_are_said_to_cost_less() -> None:
+    words = "each sample's gradient takes the bits that it needs: a step costs less than is said here"
+    for bits, told in (("needed", True), ("given", False)):
+        affine = AffineConfig(gradient_bits=bits)  # type: ignore[arg-type]
+        assert (words in str(summarize(rewritten("resnet18", config=FracConfig(method="pfq", affine=affine))))) == told
 
 
 def test_the_cost_of_float_ops_under_gates_is_at_the_last_target() -> None:
