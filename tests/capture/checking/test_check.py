@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -110,8 +111,8 @@ def test_gradients_are_compared_one_by_one_and_freed(noise: float, most: int) ->
 
 def test_sums_of_a_half_type_in_another_order_are_no_difference() -> None:
     """Beside the recorded number of samples, gradients of a bfloat16 LLaMA meet in another order in model and graph."""
-    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
-    llama = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, num_hidden_layers=2)).bfloat16()
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, num_hidden_layers=2, **sizes)).bfloat16()
     ids = torch.randint(64, (2, 16))
     recording = record(llama, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     assert recording.checked and not recording.leaves
