@@ -166,7 +166,7 @@ def test_a_run_that_cannot_reach_its_last_stage_says_so_with_the_way_out(
     settings: dict[str, Any], length: LoopLength, words: str
 ) -> None:
     told = plan_stages(FracConfig(**settings), TARGETS, length).too_short
-    assert told is not None and words in told and "leave schedule out" in told
+    assert told is not None and words in told and "schedule='by-length'" in told
     longer = LoopLength((length.epochs or 0) * 20, (length.steps or 0) * 20)
     assert plan_stages(FracConfig(**settings), TARGETS, longer).too_short is None
 

@@ -342,7 +342,9 @@ def test_what_has_no_formula_is_listed_as_uncounted_and_not_as_nothing() -> None
     assert ops["stem"].macs == 5 * 4 * 4
 
 
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "levit_128s", "mobilenetv2_100", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "name", thinned(["swin_tiny_patch4_window7_224", "levit_128s", "mobilenetv2_100", "gpt2", "t5"], 3)
+)
 def test_every_op_is_equal_convolutions_with_the_same_macs(name: str) -> None:
     model = rewritten(build(name))
     assert [op.name for op in model.ops if op.macs and op.product is None] == []
