@@ -21,8 +21,8 @@ __all__ = ["write_page"]
 _INTRO = """# Number formats side by side
 
 **Every [recipe](../reference/format-recipes.md) trains these small models, and MXFP4 that rises to MXFP8 by itself
-ends as well as MXFP8.** The models are too small to rank formats for large ones. With one seed, small differences say
-nothing.
+ends as well as MXFP8.** The models are too small to rank formats for large ones. In the short runs seeds differ as much
+as most recipes do.
 
 ```bash
 python -m benchmarks.formats run --data-dir DIR # trains
