@@ -187,10 +187,12 @@ def _unfit_gradient_bits(config: FracConfig) -> str | None:
     """Why the samples' gradients cannot take the bits that they need."""
     if config.affine.gradient_bits == "given" or (config.scheduled and config.affine.ranges == "tensor"):
         return None
+    reason = f"gates choose the backward bits of method {config.method!r}"
+    if config.scheduled:
+        reason = f"affine.ranges={config.affine.ranges!r} gives samples ranges of their own, which take all bits"
     return (
-        "affine.gradient_bits='needed' is for methods 'static' and 'pfq' with affine.ranges='tensor': gates choose the "
-        f"backward bits of method {config.method!r}, and a range of its own (affine.ranges={config.affine.ranges!r}) "
-        "takes all bits. Write affine.gradient_bits='given'"
+        "affine.gradient_bits='needed' is for methods 'static' and 'pfq' with affine.ranges='tensor', and "
+        f"{reason}: write affine.gradient_bits='given'"
     )
 
 

@@ -46,10 +46,11 @@ def test_they_number_all_levels_that_rounding_can_reach_and_one_bit_less_does_no
         assert all(count <= 2**found + 2 for count, found in zip(reached.tolist(), needed.tolist(), strict=True))
 
 
-def test_folded_samples_and_formats_without_levels() -> None:
+def test_folded_samples_none_and_formats_without_levels() -> None:
     g = torch.cat([torch.randn(4, 3), 1e-3 * torch.randn(4, 3)])  # two samples of four rows
     needed = AffineFormat().needed_bits(g, torch.tensor(8), BatchAxis(factor=4))
     assert needed[0] == 8 and needed[1] < 4
+    assert AffineFormat().needed_bits(g[:0], torch.tensor(8), BatchAxis()).tolist() == [8]
     assert get_format("dorefa").needed_bits(g, torch.tensor(8), BatchAxis()).tolist() == [8]
 
 

@@ -118,6 +118,8 @@ class AffineFormat(Format):
 
         A call of another length than the recorded one has other numbers of rows: then parts of samples are counted.
         """
+        if not g.numel():
+            return bits.expand(1)
         samples = g.shape[axis.axis] // math.gcd(g.shape[axis.axis], axis.factor) if axis.folded else None
         within = self.gradient_range(g, bits, axis)
         low, high = axis.samples_first(g, samples).to(within.lo.dtype).aminmax(dim=1)
