@@ -100,29 +100,25 @@ class AffineFormat(Format):
 
     def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"], axis: SampleAxis | None) -> ValueRange:
         """The range in which a gradient is rounded, or those of its samples, which broadcast against it."""
-        found = self.measure(g) if axis is None else self.sample_ranges(g, axis)
-        return found if self.gradient_grid == "range" else shifted_to_zero(bits, found)
+        return self._of_gradients(bits, self.measure(g) if axis is None else self.sample_ranges(g, axis))
+
+    def _of_gradients(self, bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRange:
+        return within if self.gradient_grid == "range" else shifted_to_zero(bits, within)
 
     def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
         if axis.whole or not self.by_sample:
             return self.measure(x)
         if not axis.folded:
             return self.measure(x, axis.axis)
-        # A call of another length than the recorded one has other numbers of rows: then parts of samples share a range.
-        samples = x.shape[axis.axis] // math.gcd(x.shape[axis.axis], axis.factor)
-        lo, span, measured_here = self.measure(axis.samples_first(x, samples), 0)
+        lo, span, measured_here = self.measure(_samples_of(x, axis), 0)
         return ValueRange(axis.expand(lo.flatten(), x.shape), axis.expand(span.flatten(), x.shape), measured_here)
 
     def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: SampleAxis) -> Float[Tensor, " samples"]:
-        """The bits that number the levels of each sample's gradient, as :meth:`gradient` rounds it in one range.
-
-        A call of another length than the recorded one has other numbers of rows: then parts of samples are counted.
-        """
+        """The bits that number the levels of each sample's gradient, as :meth:`gradient` rounds it in one range."""
         if not g.numel():
             return bits.expand(1)
-        samples = g.shape[axis.axis] // math.gcd(g.shape[axis.axis], axis.factor) if axis.folded else None
-        within = self.gradient_range(g, bits, axis)
-        low, high = axis.samples_first(g, samples).to(within.lo.dtype).aminmax(dim=1)
+        low, high = _samples_of(g, axis).to(work_dtype(g)).aminmax(dim=1)
+        within = self._of_gradients(bits, range_between(low.amin(), high.amax()))
         scale = scales(within.span, bits)
         levels = ((high - within.lo) / scale).ceil() - ((low - within.lo) / scale).floor() + 1
         return levels.log2().ceil().clamp(min=1).minimum(bits)
@@ -233,6 +229,15 @@ def measure(x: Values, dim: int | None = None) -> ValueRange:
     if x.dtype != work_dtype(x):
         lo, hi = lo.to(work_dtype(x)), hi.to(work_dtype(x))
     return range_between(lo, hi)
+
+
+def _samples_of(x: Values, axis: SampleAxis) -> Float[Tensor, "samples rest"]:
+    """The values of each sample as one row.
+
+    A call of another length than the recorded one has other numbers of rows: then parts of samples count as samples.
+    """
+    rows = x.shape[axis.axis]
+    return axis.samples_first(x, rows // math.gcd(rows, axis.factor) if axis.folded else None)
 
 
 def range_between(lo: Tensor, hi: Tensor) -> ValueRange:
