@@ -227,7 +227,7 @@ def main() -> None:
 
 
 def results() -> dict[str, Any]:
-    """What was measured so far."""
+    """The results of earlier runs, by section."""
     found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return found
 

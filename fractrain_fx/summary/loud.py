@@ -21,15 +21,17 @@ _NAMED = 2
 def float_share(model: FracModel) -> float:
     """The share (0..1) of a training step's cost that float ops take in the last stage, or at the last target."""
     config = model.frac_config
-    stage = config.precision_stages[-1]
-    spent = {"gated": 0.0, "scheduled": 0.0, "pinned": 0.0, "float": 0.0}
+    floats = pinned = steered = 0.0
     for op, cost in costed(model.graph_module, config):
-        steered = op.precision.mode in ("gated", "scheduled")
-        precision = op.precision.at(config, stage) if steered else op.precision.precision or FULL
-        spent[op.precision.mode] += sum(cost.macs if config.gated and steered else cost.spent(precision))
-    if config.gated:
-        spent["gated"] = (spent["gated"] + spent.pop("scheduled")) * model.targets[-1] / 100
-    return spent["float"] / max(sum(spent.values()), 1)
+        if op.precision.mode == "float":
+            floats += sum(cost.macs)
+        elif op.precision.mode == "pinned":
+            pinned += sum(cost.spent(op.precision.precision or FULL))
+        elif config.gated:
+            steered += sum(cost.macs) * model.targets[-1] / 100
+        else:
+            steered += sum(cost.spent(op.precision.at(config, config.precision_stages[-1])))
+    return floats / max(floats + pinned + steered, 1)
 
 
 def loud_line(ops: Sequence[Op], gate_macs: int, misplaced: Sequence[str], float_cost: float) -> str:

@@ -120,7 +120,7 @@ def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> C
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """What a checkpoint holds beside the weights; these are checked, too.
+    """The content of a checkpoint without its weights, after a check of all its files.
 
     Raises:
         RunError: it is damaged, or a newer version of this package wrote it.
