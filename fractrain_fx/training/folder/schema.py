@@ -25,7 +25,7 @@ _DAMAGE = (OSError, EOFError, LookupError, TypeError, AttributeError, ValueError
 
 
 class Optional:
-    """A form, or nothing: ``None``, an empty mapping, or no entry at all.
+    """A form, or nothing: ``None``, or no entry at all.
 
     Args:
         form: as in :func:`require_form`.
@@ -70,7 +70,7 @@ def require_form(file: str, content: Any) -> None:
 
 def _require(value: Any, form: Any, place: str) -> None:
     if isinstance(form, Optional):
-        if value is None or value == {}:
+        if value is None:
             return
         form = form.form
     if isinstance(form, dict):

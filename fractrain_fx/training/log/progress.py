@@ -43,10 +43,9 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON, which has no NaN) of all but the epoch."""
-        best = {} if self.best is None else dict(vars(self.best))
         return {
             "seconds": self.seconds,
-            "best": best,
+            "best": None if self.best is None else dict(vars(self.best)),
             "value": self.value if math.isfinite(self.value) else None,
         }
 
@@ -54,5 +53,5 @@ class Progress:
     def from_state_dict(cls, epoch: int, state: Mapping[str, Any]) -> Progress:
         """The progress after ``epoch`` epochs, from its ``state_dict``."""
         value = math.nan if state["value"] is None else state["value"]
-        best = Best(**state["best"]) if state.get("best") else None
+        best = None if state["best"] is None else Best(**state["best"])
         return cls(epoch, state["seconds"], value, best)

@@ -30,7 +30,7 @@ class Tied(nn.Module):
 def saved(epoch: int) -> Checkpoint:
     rows = [{"epoch": number, "stage": 1, "level": "", "options": {}} for number in range(1, epoch + 1)]
     engine = {"stage": 1, "schedule": {}, "ledger": {"macs": 1, "epochs": rows}}
-    state = {"engine": engine, "seconds": 1.0, "value": None, "best": {}}
+    state = {"engine": engine, "seconds": 1.0, "value": None, "best": None}
     tensors = {
         "optimizer": {"state": {0: {"step": torch.tensor(3)}}, "param_groups": []},
         "scheduler": {"last_epoch": 1, "_last_lr": [0.1]},
