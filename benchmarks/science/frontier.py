@@ -10,6 +10,7 @@ import altair as alt
 import vl_convert
 
 from benchmarks.page import markdown_table
+from benchmarks.science.cells import mean_and_range
 from benchmarks.science.findings import quality
 from benchmarks.science.named import METHODS
 from benchmarks.science.records import Group, gap
@@ -95,17 +96,12 @@ def _best(points: Sequence[_Point], cost: float) -> _Point | None:
 
 
 def _table(points: Sequence[_Point]) -> str:
-    found = {
-        budget: {curve: best for curve in _curves(points) if (best := _best(_of(points, curve), budget))}
-        for budget in BUDGETS
-    }
-    curves = [curve for curve in _curves(points) if any(curve in best for best in found.values())]
-    rows = [
-        (f"{budget} %", *(f"{best[curve].group.mean('value'):.2f}" if curve in best else "" for curve in curves))
-        for budget, best in found.items()
-        if best
-    ]
-    return markdown_table(("cost", *curves), rows)
+    rows = []
+    for curve in _curves(points):
+        within = [_best(_of(points, curve), budget) for budget in BUDGETS]
+        if any(within):
+            rows.append((curve, *(mean_and_range(best.group.values("value")) if best else "" for best in within)))
+    return markdown_table(("method", *(f"{budget} %" for budget in BUDGETS)), rows)
 
 
 def _curves(points: Sequence[_Point]) -> list[str]:

@@ -22,9 +22,9 @@ _FRONTIERS = (
     ("resnet20-16px", 20, "ResNet-20 on all of CIFAR-10 at 16 pixels"),
     ("characters", 4, "GPT-2 of two layers on characters of tiny-shakespeare"),
 )
-_FRONTIER_WORDS = """The line joins static precisions, and a method pays if it is better than the line. Each row of the
-table is a budget, as a share of the cost of static FW-8/BW-8. A cell has the best mean of any setting within it, and is
-empty if no run was that cheap."""
+_FRONTIER_WORDS = """The line joins static precisions, and a method pays if it is better than the line. Each column of
+the table is a budget, as a share of the cost of static FW-8/BW-8. A cell has the best mean of any setting within it,
+and the lowest and highest of its seeds. Without brackets it is one seed."""
 _TASKS_WORDS = """## Each task
 
 The tables have every method in its setting with the most seeds. If several are level, they have the best one, and the
@@ -44,11 +44,12 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     parts = ["# Results", *_opening(groups, results.parent, place.parent), overview(groups), by_input(groups)]
     parts += [_where_from(place, place.with_name(runs.name)), _TASKS_WORDS]
     for task, mine in tasks.items():
+        if not (found := findings(mine)):
+            continue
         figures = [
-            f"![{words}]({place.parent / path.name})"
-            for path, words in (write_figures(results.parent, task, mine) if mine else ())
+            f"![{words}]({place.parent / path.name})" for path, words in write_figures(results.parent, task, mine)
         ]
-        parts += [f"### {task}", f"{task_words(task)}.", findings(mine), *figures] if mine else []
+        parts += [f"### {task}", f"{task_words(task)}.", found, *figures]
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
     write_runs(runs, Path(os.path.relpath(page, runs.parent)), results, groups, records)
 
