@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch.fx import GraphModule, Node
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.drawing.picture import Shape
 from fractrain_fx.passes import Block, Op
 from fractrain_fx.passes.graph.contractions import function_name
@@ -127,21 +127,13 @@ def _share(macs: int, total: int) -> str:
 
 def _bits(op: Op, config: FracConfig) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
     """Lowest and highest forward, weight and backward bits that an op computes with."""
-    mode, pinned = op.precision.mode, op.precision.precision
-    computing: list[Precision] = []
-    if mode == "gated":
-        computing = [option for option in config.gate_options if not option.skips]
-    elif mode == "scheduled":
-        computing = list(op.precision.levels(config))
-    elif pinned is not None:
-        computing = [pinned]
+    computing = [option for option in op.options(config) if not option.skips]
     if not computing:
         return (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2
     forward = min(each.fw for each in computing), max(each.fw for each in computing)
     backward = min(each.bw for each in computing), max(each.bw for each in computing)
-    fixed = mode == "gated" or (mode == "scheduled" and config.gated)
-    weight = (config.gate_weight_bits,) * 2 if fixed else forward
-    return forward, weight, backward
+    fixed = op.weight_bits(config)
+    return forward, forward if fixed is None else (fixed, fixed), backward
 
 
 def _span(spans: Sequence[tuple[int, int]]) -> tuple[int, int]:

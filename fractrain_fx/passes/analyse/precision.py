@@ -150,12 +150,11 @@ class DecidePrecision(PassBase):
             per_product = recipe is not None
         lacks = arithmetic_of(node) if per_product else None
         no_form = f"format {name!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
-        by_product = recipe is not None and recipe.by_product
         if pin is not None:
             if no_form is not None:
                 return Decision("float", no_form)
             reason = f"rule {pin.pattern!r}" + (f", {pin.named}" if pin.named else "")
-            given = pin.number_format, pin.product_recipe, by_product
+            given = pin.number_format, pin.product_recipe
             if isinstance(pin.precision, Precision):
                 return Decision("pinned", reason, pin.precision, *given)
             return Decision("scheduled", reason, None, *given, stages=pin.stages)
@@ -168,7 +167,7 @@ class DecidePrecision(PassBase):
         if no_form is not None:
             return Decision("float", no_form)
         if self.config.scheduled:
-            return Decision("scheduled", STAGE, by_product=by_product)
+            return Decision("scheduled", STAGE)
         if facts(node).batch is not None and readable:
             return Decision("gated", f"gate of block {op.block!r}")
         if facts(node).batch is not None:

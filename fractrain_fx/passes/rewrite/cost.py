@@ -119,7 +119,10 @@ def op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost
     second = operand(node, family.operands[1]) if family else node.kwargs.get("b")  # of a fused op
     record = facts(second) if isinstance(second, Node) else None
     weight = second not in moving if record is None or record.role is None else record.role == "weight"
-    return OpCost(op.training_macs, weight, op.precision.least(config.least_bits), op.precision.by_product)
+    recipe = op.precision.recipe_under(config)
+    if recipe is None:
+        return OpCost(op.training_macs, weight)
+    return OpCost(op.training_macs, weight, recipe.least, recipe.by_product)
 
 
 def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:
@@ -156,9 +159,8 @@ def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Pat
     for op, cost in costed(graph_module, config):
         if op.precision.mode == "gated":
             rows = tables.setdefault(op.block or "", [[0.0, 0.0, 0.0] for _ in config.gate_options])
-            options = config.projection_options if op.skip_path else config.gate_options
-            for row, option in zip(rows, options, strict=True):
-                _accumulate(row, cost.spent(option, config.gate_weight_bits))
+            for row, option in zip(rows, op.options(config), strict=True):
+                _accumulate(row, cost.spent(option, op.weight_bits(config)))
     return {name: [(row[0], row[1], row[2]) for row in rows] for name, rows in tables.items()}
 
 

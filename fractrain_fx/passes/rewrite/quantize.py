@@ -10,7 +10,6 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import FracConfig, Recipe
-from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import Format
 from fractrain_fx.kernels.formats import format_by_kernels
@@ -174,8 +173,8 @@ class _Writer:
             fw = self._staged([each.fw for each in stages])
             return _Bits(fw, self._staged([each.bw for each in stages]), fw)
         if mode == "scheduled":
-            gated = self._config.gated
-            weight = self._width(self._config.gate_weight_bits) if gated else self._stage("fw")
+            fixed = op.weight_bits(self._config)
+            weight = self._stage("fw") if fixed is None else self._width(fixed)
             return _Bits(self._stage("fw"), self._stage("bw"), weight)
         if mode == "gated":
             weight = self._width(self._config.gate_weight_bits)
@@ -197,7 +196,7 @@ class _Writer:
     def _activation(self, node: Node, op: Op, source: Node, bits: _Bits, side: str) -> Node:
         batch = facts(source).batch
         if bits.choice is not None and batch is not None:
-            widths = [option.fw for option in self._options(op)]
+            widths = [option.fw for option in op.options(self._config)]
             estimate = self._config.gate.gradient
             # Ops that read the same values share a quantizer where their gains add up, as sums of first order do.
             own = (op.name, side) if estimate == "fisher" else ()
@@ -220,9 +219,6 @@ class _Writer:
             [source, bits.fw],
             op,
         )
-
-    def _options(self, op: Op) -> tuple[Precision, ...]:
-        return self._config.projection_options if op.skip_path else self._config.gate_options
 
     def _weight(self, node: Node, op: Op, source: Node, bits: _Bits, channel: int) -> Node:
         ndim = len(facts(source).shape or ())
@@ -249,7 +245,7 @@ class _Writer:
         batch = facts(node).batch
         stream = zlib.crc32(op.name.encode())
         if bits.choice is not None and batch is not None:
-            widths = [option.bw for option in self._options(op)]
+            widths = [option.bw for option in op.options(self._config)]
             insert_module(self._graph_module, path, lambda: MixedGradientQuantizer(fmt, widths, batch, stream))
             arguments = [node, bits.choice, self._seed()]
         else:
