@@ -15,12 +15,14 @@ from fractrain_fx.passes.graph.facts import Facts, Op, Role, facts
 
 __all__ = [
     "NAMESPACE",
+    "between",
     "call",
     "gradient_path",
     "identifier",
     "insert_module",
     "module_path",
     "owner_module",
+    "reached",
     "read",
     "unique",
     "varying",
@@ -56,6 +58,30 @@ def varying(graph: Graph) -> set[Node]:
         ):
             found.add(node)
     return found
+
+
+def reached(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Some nodes, and all that follow them, one step after another."""
+    seen = set(starts)
+    waiting = list(seen)
+    while waiting:
+        new = [node for node in following(waiting.pop()) if node not in seen]
+        seen.update(new)
+        waiting += new
+    return seen
+
+
+def between(entry: Node, end: Node, sources: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Nodes on a path from ``entry`` to ``end``, ``end`` included and ``entry`` not; none without such a path.
+
+    Looks only at nodes recorded between the two, so that its cost does not grow with the depth of the model.
+    """
+    window = reached([end], lambda node: [source for source in sources(node) if source > entry])
+    found = {entry}
+    for node in sorted(window):
+        if any(source in found for source in sources(node)):
+            found.add(node)
+    return found - {entry} if end in found else set()
 
 
 def identifier(name: str) -> str:

@@ -12,6 +12,7 @@ from fractrain_fx.capture import ORDER
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.nn.attention import attention_probabilities, in_order, repeat_heads
 from fractrain_fx.passes.graph.contractions import function_name
+from fractrain_fx.passes.graph.edit import reached
 
 __all__ = ["KeepAttention", "OpenAttention"]
 
@@ -94,13 +95,5 @@ def _open(node: Node) -> None:
 
 def _is_viewed(node: Node) -> bool:
     """Whether a ``view`` reads the result of a node, or of calls that keep its order in memory."""
-    waiting, met = [node], {node}
-    while waiting:
-        for user in waiting.pop().users:
-            name = function_name(user)
-            if name in ("view", "view_as"):
-                return True
-            if user not in met and name not in _GIVES_USUAL_ORDER:
-                met.add(user)
-                waiting.append(user)
-    return False
+    kept = reached([node], lambda each: [user for user in each.users if function_name(user) not in _GIVES_USUAL_ORDER])
+    return any(function_name(each) in ("view", "view_as") for each in kept)
