@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
@@ -13,6 +12,7 @@ from fractrain_fx.drawing.picture import Shape
 from fractrain_fx.passes import Block, Op
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.facts import STAGE
+from fractrain_fx.summary.rows import within_block
 
 __all__ = ["amount", "bits_text", "block_shape", "op_shape", "short"]
 
@@ -42,7 +42,7 @@ def op_shape(op: Op, config: FracConfig, total: int, tensors: str = "") -> Shape
     ``tensors``: a line about the shapes of its tensors.
     """
     forward, weight, backward = _bits(op, config)
-    title = _within_block(op.name, op.block) if op.block else op.name
+    title = within_block(op.name, op.block) if op.block else op.name
     lines: tuple[str, ...] = (
         ("uncounted",) if op.macs is None else (f"{amount(op.macs)} MACs, {_share(op.macs, total)}",)
     )
@@ -76,7 +76,7 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int,
     """
     modes = list(dict.fromkeys(op.precision.mode for op in ops))
     reasons = "; ".join(dict.fromkeys(op.precision.reason for op in ops))
-    names = [_within_block(op.name, block.name) for op in ops]
+    names = [within_block(op.name, block.name) for op in ops]
     more = f" + {len(names) - _LISTED}" if len(names) > _LISTED else ""
     listed = "" if names == [block.name] else ", ".join(names[:_LISTED]) + more
     skip = f"{block.skip} skip" if block.skip else "cannot be skipped"
@@ -109,12 +109,6 @@ def short(node: Node, graph_module: GraphModule) -> str:
         kind = type(graph_module.get_submodule(str(node.target))).__name__
         return f"{str(node.target).rpartition('.')[2]} ({kind})"
     return function_name(node)
-
-
-def _within_block(op: str, block: str) -> str:
-    """An op's name without the module of its block; a module's second block is named ``layers.0_1``."""
-    module = block if op.startswith(f"{block}.") else re.sub(r"_\d+$", "", block)
-    return op.removeprefix(f"{module}.")
 
 
 def _precision(modes: Sequence[str], reasons: str) -> str:

@@ -52,7 +52,6 @@ Role = Literal[
     "range",
     "fused",
     "dispatched",
-    "mix",
     "cost",
 ]
 
