@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,13 +11,16 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from fractrain_fx.errors import PassError
+from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.facts import Facts, Op, Role, facts
 
 __all__ = [
     "NAMESPACE",
     "between",
     "call",
+    "copied",
     "gradient_path",
+    "graphs_of",
     "identifier",
     "insert_module",
     "module_path",
@@ -47,6 +50,15 @@ def module_path(node: Node) -> str:
 def owner_module(graph_module: GraphModule, node: Node) -> nn.Module | None:
     """The module that a ``call_module`` node calls."""
     return graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
+    """A graph, and those of the blocks that were taken out of it."""
+    yield graph_module
+    for node in graph_module.graph.find_nodes(op="call_module"):
+        module = owner_module(graph_module, node)
+        if isinstance(module, DispatchedBlock):
+            yield from graphs_of(module.region)
 
 
 def varying(graph: Graph) -> set[Node]:
@@ -121,6 +133,23 @@ def call(
     node = graph.call_module(f"{NAMESPACE}.{path}", tuple(args), dict(kwargs or {}))
     _record(node, role, owner, like)
     return node
+
+
+def copied(inputs: Iterable[Node], nodes: Iterable[Node]) -> tuple[Graph, dict[Node, Node]]:
+    """A graph of some nodes without an output, and the copy of each; ``inputs`` become placeholders.
+
+    The attributes that the nodes read are copied too, unless they are inputs.
+    """
+    graph, values = Graph(), dict[Node, Node]()
+    for node in inputs:
+        values[node] = graph.placeholder(node.name)
+        values[node].meta = dict(node.meta)
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in values:
+                values[source] = graph.node_copy(source)
+        values[node] = graph.node_copy(node, values.__getitem__)
+    return graph, values
 
 
 def read(graph: Graph, path: str, *, owner: str) -> Node:
