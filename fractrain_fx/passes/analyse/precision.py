@@ -46,7 +46,7 @@ class DecidePrecision(PassBase):
 
     Raises:
         RuleError: a pin matches no op; the message has near names.
-        ModelError: the method finds nothing to gate or to quantize.
+        ModelError: the method finds nothing to gate or to quantize, or no attention to leave in float.
     """
 
     def __init__(self, config: FracConfig) -> None:
@@ -92,7 +92,13 @@ class DecidePrecision(PassBase):
         return Decision("scheduled" if self.config.schedules_rest else "float", reason)
 
     def _refuse_nothing(self, ops: list[Op]) -> None:
-        """Raise an error if the method would change nothing."""
+        """Raise an error if the method, or leaving attention in float, would change nothing."""
+        attention = any("scaled_dot_product_attention" in op.kind for op in ops)
+        if self.config.method != "float" and self.config.attention == "float" and not attention:
+            raise ModelError(
+                "attention='float' would change nothing: this model calls no scaled_dot_product_attention. If it "
+                "multiplies queries, keys and values itself, pin those products: Pin('matmul', Precision(32, 32))"
+            )
         left = "every contraction stays float. plan(model, config=FracConfig(method='float')) lists them"
         if self.config.gated and not any(op.precision.mode == "gated" for op in ops):
             reasons = Counter(op.precision.reason for op in ops).most_common(3)

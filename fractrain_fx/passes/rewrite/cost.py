@@ -17,7 +17,7 @@ from fractrain_fx.passes.graph.contractions import contraction, operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, insert_module, read, unique, varying
 from fractrain_fx.passes.graph.facts import Op, blocks_of, choices_of, facts, ops_of
 
-__all__ = ["MeterCost", "costed", "op_cost", "reach_of", "reachable"]
+__all__ = ["MeterCost", "costed", "op_cost", "reach_of"]
 
 Paths = tuple[float, float, float]
 
@@ -146,11 +146,6 @@ def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:
         for option in config.precision_stages
     }
     return Reach((low, high), gated, full, spent)
-
-
-def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, float]:
-    """The lowest and highest cp, in per cent, that the gates of a graph and its stages can choose."""
-    return reach_of(graph_module, config).interval
 
 
 def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Paths]]:
