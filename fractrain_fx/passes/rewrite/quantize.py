@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -26,7 +27,7 @@ from fractrain_fx.nn.quantizers import (
 from fractrain_fx.nn.rounding import NoiseSeed
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, identifier, insert_module, read, varying
-from fractrain_fx.passes.graph.facts import Op, choices_of, facts, ops_of
+from fractrain_fx.passes.graph.facts import Op, Role, choices_of, facts, ops_of
 
 __all__ = ["Quantize"]
 
@@ -232,12 +233,20 @@ class _Writer:
             op,
         )
 
-    def _once(self, key: tuple[object, ...], node: Node, path: str, make: object, args: Sequence[Node], op: Op) -> Node:
+    def _once(
+        self,
+        key: tuple[object, ...],
+        node: Node,
+        path: str,
+        make: Callable[[], nn.Module],
+        args: Sequence[Node],
+        op: Op,
+    ) -> Node:
         if key not in self._shared:
-            insert_module(self._graph_module, path, make)  # type: ignore[arg-type]
-            role = "weight" if key[0] == "weight" else "input"
+            insert_module(self._graph_module, path, make)
+            role: Role = "weight" if key[0] == "weight" else "input"
             with self._graph.inserting_before(node):
-                self._shared[key] = call(self._graph, path, args, role=role, owner=op.name, like=args[0])  # type: ignore[arg-type]
+                self._shared[key] = call(self._graph, path, args, role=role, owner=op.name, like=args[0])
         return self._shared[key]
 
     def _gradient(self, node: Node, op: Op, bits: _Bits) -> None:
