@@ -66,9 +66,11 @@ class MeterCost(PassBase):
         output = next(iter(graph.find_nodes(op="output")))
         arguments: list[Any] = [list(choices.values()), [row.bits for row in rows]]
         with graph.inserting_before(output):
-            measured = [each and read(graph, f"{each}.share", owner="model") for each in (row.measured for row in rows)]
-            if any(measured):
-                arguments.append(measured)
+            shares = [
+                None if row.measured is None else read(graph, f"{row.measured}.share", owner="model") for row in rows
+            ]
+            if any(row.measured for row in rows):
+                arguments.append(shares)
             cost = call(graph, path, arguments, role="cost", owner="model")
         output.args = ((output.args[0], cost),)
         graph.lint()
