@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["keep_freed_memory", "return_freed_memory"]
 
 # Parameters of glibc's mallopt, and the largest sizes that it takes.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3

@@ -139,11 +139,6 @@ class FracConfig:
         return self.product_recipe is not None or (self.format == "affine" and self.affine.per_product)
 
     @property
-    def least_bits(self) -> tuple[int, int, int]:
-        """Fewest bits of the operands of FW, EB and GC, which a recipe may ask for; 0: the stage's bits."""
-        return (0, 0, 0) if self.product_recipe is None else self.product_recipe.least
-
-    @property
     def dispatches(self) -> bool:
         """Whether blocks run only the samples that do not skip them."""
         skips = self.gated and self.gate_options[0].skips

@@ -62,6 +62,27 @@ class Precision:
             raise ConfigError(f"{text!r} is not a precision: write FW-3/BW-6, or 3/6")
         return cls(int(match[1]), int(match[2]))
 
+    def operands(
+        self, weight_bits: int | None = None, least: tuple[int, int, int] = (0, 0, 0), *, by_product: bool = False
+    ) -> tuple[tuple[int, int], ...]:
+        """The bits of both operands of FW, EB and GC.
+
+        These are activation and weight, gradient and weight, gradient and activation.
+
+        Args:
+            weight_bits: bits of a weight with bits of its own; by default the forward bits.
+            least: fewest bits of the operands of each product; 0 bits, which skip it, stay.
+            by_product: whether both operands of FW have the forward bits, and those of EB and GC the backward bits.
+        """
+        weight = self.fw if weight_bits is None else weight_bits
+        products = ((self.fw, weight), (self.bw, weight), (self.bw, self.fw))
+        if by_product:
+            products = ((self.fw, self.fw), (self.bw, self.bw), (self.bw, self.bw))
+        return tuple(
+            (max(first, fewest) if first else 0, max(second, fewest) if second else 0)
+            for (first, second), fewest in zip(products, least, strict=True)
+        )
+
     def shares(
         self, weight_bits: int, least: tuple[int, int, int] = (0, 0, 0), *, by_product: bool = False
     ) -> tuple[float, float, float]:
@@ -71,17 +92,11 @@ class Precision:
 
         Args:
             weight_bits: bits of the weight.
-            least: fewest bits of the operands of each product that is computed.
-            by_product: whether both operands of a product have its bits: ``b b``, ``g g`` and ``g g``.
+            least: as for :meth:`operands`.
+            by_product: the same; the products are then ``b b``, ``g g`` and ``g g``.
         """
-        products = ((self.fw, weight_bits), (self.bw, weight_bits), (self.fw, self.bw))
-        if by_product:
-            products = ((self.fw, self.fw), (self.bw, self.bw), (self.bw, self.bw))
         full = FLOAT_BITS * FLOAT_BITS
-        fw, eb, gc = (
-            max(a, fewest) * max(b, fewest) / full if a and b else 0.0
-            for (a, b), fewest in zip(products, least, strict=True)
-        )
+        fw, eb, gc = (a * b / full for a, b in self.operands(weight_bits, least, by_product=by_product))
         return fw, eb, gc
 
     def mean_share(self, weight_bits: int) -> float:

@@ -166,15 +166,8 @@ class Recipe:
 
     def bits_of(self, product: ProductName, precision: Precision, weight_bits: int | None = None) -> tuple[int, int]:
         """The bits of both operands of a product; ``weight_bits`` are those of a weight with bits of its own."""
-        fw, bw = precision.fw, precision.bw
-        weight = fw if weight_bits is None else weight_bits
-        if self.by_product:
-            pair = (fw, fw) if product == "forward" else (bw, bw)
-        else:
-            pair = {"forward": (fw, weight), "input_gradient": (bw, weight), "weight_gradient": (bw, fw)}[product]
-        least = self.least[PRODUCTS.index(product)]
-        first, second = (max(each, least) if each else 0 for each in pair)
-        return first, second
+        operands = precision.operands(weight_bits, self.least, by_product=self.by_product)
+        return operands[PRODUCTS.index(product)]
 
     @property
     def transforms(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from torch import nn
 from torch.fx import Node
 
 from fractrain_fx.drawing.flow import Flow, returned
@@ -13,7 +12,8 @@ from fractrain_fx.drawing.labels import block_shape, op_shape, short
 from fractrain_fx.drawing.picture import Picture, Shape, ShapeKind
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import Block, Op, facts, gate_sizes, ops_of
-from fractrain_fx.passes.graph.contractions import function_name
+from fractrain_fx.passes.analyse.linearity import is_identity
+from fractrain_fx.passes.graph.aliases import is_view
 from fractrain_fx.passes.graph.edit import module_path, owner_module
 from fractrain_fx.passes.graph.facts import choices_of
 from fractrain_fx.passes.graph.tensors import shapes_in_words
@@ -21,18 +21,6 @@ from fractrain_fx.passes.graph.tensors import shapes_in_words
 __all__ = ["Level", "picture"]
 
 Level = Literal["blocks", "ops"]
-
-# Calls that only give another view of a tensor.
-_VIEWS = frozenset(
-    {
-        *("flatten", "transpose", "reshape", "view", "permute", "unbind", "getitem", "expand", "contiguous", "chunk"),
-        *("split", "squeeze", "unsqueeze", "to", "float", "type_as", "clone", "detach", "t", "unflatten", "movedim"),
-        *("expand_as", "view_as", "swapaxes", "narrow", "select", "alias", "half", "bfloat16", "type", "tensor_split"),
-    }
-)
-
-# Title and formula of the nodes on which a choice acts besides ops, by role.
-_CHOSEN = {"skip": ("keep or drop", "* (1 - choice 0)"), "mix": ("mix", "sum of choice k * result at option k")}
 
 
 def picture(model: FracModel, level: Level, *, shapes: bool = False) -> Picture:
@@ -87,10 +75,11 @@ class _Builder:
                 return sources or self._inputs(node)
         if op is not None:
             return (self._joined(self._op(op), sources or self._inputs(node)),)
-        if facts(node).role in _CHOSEN and block is not None:
-            title, line = _CHOSEN[str(facts(node).role)]
-            return (self._joined(self._shape("skip", node.name, title, block, (line,)), sources),)
-        if self._is_view(node) and len(sources) == 1:
+        if facts(node).role == "skip" and block is not None:
+            return (
+                self._joined(self._shape("skip", node.name, "keep or drop", block, ("* (1 - choice 0)",)), sources),
+            )
+        if self._passes_on(node) and len(sources) == 1:
             return sources
         return (self._step(node, block, sources or self._inputs(node)),)
 
@@ -167,12 +156,13 @@ class _Builder:
         same = self.flow.block_of.get(last) is block
         return same and len(readers) == 1 and len(self.flow.sources(node)) == 1
 
-    def _is_view(self, node: Node) -> bool:
+    def _passes_on(self, node: Node) -> bool:
+        """Whether a node gives its input on: as a view, a cast or a copy, or as dropout that drops nothing."""
         owner = owner_module(self.graph_module, node)
-        if owner is not None:
-            off = getattr(owner, "p", None) == 0.0 or getattr(owner, "drop_prob", None) == 0.0
-            return isinstance(owner, nn.Identity) or (off and not any(True for _ in owner.children()))
-        return function_name(node) in _VIEWS
+        if owner is None:
+            return is_view(node) or is_identity(self.graph_module, node)
+        off = getattr(owner, "p", None) == 0.0 or getattr(owner, "drop_prob", None) == 0.0
+        return is_identity(self.graph_module, node) or (off and not any(True for _ in owner.children()))
 
     def _gates(self) -> None:
         """Draw gates with their inputs and choices, in the order in which the controller's state passes them."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import networkx as nx
 from torch.fx import GraphModule, Node
 
 from fractrain_fx.passes import Block, blocks_of, facts
-from fractrain_fx.passes.graph.edit import varying
+from fractrain_fx.passes.graph.edit import between, reached, varying
 
 __all__ = ["Flow", "returned"]
 
@@ -31,10 +30,6 @@ class Flow:
         self.activations = {
             node for node in self.graph.nodes if node in self._moving and facts(node).flows and node.op != "output"
         }
-        self._paths: nx.DiGraph = nx.DiGraph()
-        self._paths.add_nodes_from(self.activations)
-        for node in self.activations:
-            self._paths.add_edges_from((source, node) for source in self.sources(node))
         self.blocks = blocks_of(self.graph)
         self.block_of = self._memberships()
 
@@ -47,18 +42,12 @@ class Flow:
         """The model's inputs from which a node of a block gets tensors that carry no gradient, such as masks."""
         if node not in self.block_of or facts(node).role is not None:
             return []
-        return self._origins(each for each in node.all_input_nodes if each not in self.activations)
+        return self._inputs(reached(self._masks_read(node), self._masks_read))
 
-    def _origins(self, nodes: Iterable[Node]) -> list[Node]:
-        seen: set[Node] = set()
-        queue = list(nodes)
-        while queue:
-            node = queue.pop()
-            known = node in self._moving and facts(node).tensors and facts(node).role is None
-            if known and node not in seen and node not in self.activations:
-                seen.add(node)
-                queue.extend(node.all_input_nodes)
-        return [node for node in self.graph.find_nodes(op="placeholder") if node in seen]
+    def _masks_read(self, node: Node) -> list[Node]:
+        """The tensors without a gradient that a node reads, if they depend on the model's inputs."""
+        apart = [each for each in node.all_input_nodes if each in self._moving and each not in self.activations]
+        return [each for each in apart if facts(each).tensors and facts(each).role is None]
 
     def is_quantizer(self, node: Node) -> bool:
         """Whether a node rounds an operand or a gradient."""
@@ -66,14 +55,10 @@ class Flow:
 
     def inputs(self, nodes: Iterable[Node]) -> list[Node]:
         """The model's inputs that nodes are computed from."""
-        seen: set[Node] = set()
-        queue = list(nodes)
-        while queue:
-            node = queue.pop()
-            if node not in seen:
-                seen.add(node)
-                queue.extend(node.all_input_nodes)
-        return [node for node in self.graph.find_nodes(op="placeholder") if node in seen]
+        return self._inputs(reached(nodes, lambda node: node.all_input_nodes))
+
+    def _inputs(self, among: set[Node]) -> list[Node]:
+        return [node for node in self.graph.find_nodes(op="placeholder") if node in among]
 
     def _memberships(self) -> dict[Node, Block]:
         """The block of every node that lies between a block's entry and its exit; residual blocks come first."""
@@ -85,18 +70,13 @@ class Flow:
             if op.block == block.name
         }
         for block in sorted(self.blocks, key=lambda each: each.skip is None):
-            for node in self._between(block):
+            entry, end = self.nodes[block.entry], self.nodes[block.exit]
+            inside = between(entry, end, self.sources) if end in self.activations else ()
+            for node in inside:
                 op = facts(node).op
                 if op is None or op.block == block.name:
                     found.setdefault(node, block)
         return found
-
-    def _between(self, block: Block) -> set[Node]:
-        entry, end = self.nodes[block.entry], self.nodes[block.exit]
-        if entry not in self._paths or end not in self._paths:
-            return set()
-        inside: set[Node] = nx.descendants(self._paths, entry) & nx.ancestors(self._paths, end)
-        return inside | {end}
 
 
 def returned(graph_module: GraphModule) -> list[Node]:

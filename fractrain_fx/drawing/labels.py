@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.drawing.picture import Shape
 from fractrain_fx.passes import Block, Op
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.facts import STAGE
+from fractrain_fx.summary.rows import within_block
 
 __all__ = ["amount", "bits_text", "block_shape", "op_shape", "short"]
 
@@ -42,7 +42,7 @@ def op_shape(op: Op, config: FracConfig, total: int, tensors: str = "") -> Shape
     ``tensors``: a line about the shapes of its tensors.
     """
     forward, weight, backward = _bits(op, config)
-    title = _within_block(op.name, op.block) if op.block else op.name
+    title = within_block(op.name, op.block) if op.block else op.name
     lines: tuple[str, ...] = (
         ("uncounted",) if op.macs is None else (f"{amount(op.macs)} MACs, {_share(op.macs, total)}",)
     )
@@ -76,7 +76,7 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int,
     """
     modes = list(dict.fromkeys(op.precision.mode for op in ops))
     reasons = "; ".join(dict.fromkeys(op.precision.reason for op in ops))
-    names = [_within_block(op.name, block.name) for op in ops]
+    names = [within_block(op.name, block.name) for op in ops]
     more = f" + {len(names) - _LISTED}" if len(names) > _LISTED else ""
     listed = "" if names == [block.name] else ", ".join(names[:_LISTED]) + more
     skip = f"{block.skip} skip" if block.skip else "cannot be skipped"
@@ -111,12 +111,6 @@ def short(node: Node, graph_module: GraphModule) -> str:
     return function_name(node)
 
 
-def _within_block(op: str, block: str) -> str:
-    """An op's name without the module of its block; a module's second block is named ``layers.0_1``."""
-    module = block if op.startswith(f"{block}.") else re.sub(r"_\d+$", "", block)
-    return op.removeprefix(f"{module}.")
-
-
 def _precision(modes: Sequence[str], reasons: str) -> str:
     return f"{modes[0]}: {reasons}" if list(modes) in (["float"], ["pinned"]) else " and ".join(modes)
 
@@ -127,21 +121,13 @@ def _share(macs: int, total: int) -> str:
 
 def _bits(op: Op, config: FracConfig) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
     """Lowest and highest forward, weight and backward bits that an op computes with."""
-    mode, pinned = op.precision.mode, op.precision.precision
-    computing: list[Precision] = []
-    if mode == "gated":
-        computing = [option for option in config.gate_options if not option.skips]
-    elif mode == "scheduled":
-        computing = list(op.precision.levels(config))
-    elif pinned is not None:
-        computing = [pinned]
+    computing = [option for option in op.options(config) if not option.skips]
     if not computing:
         return (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2
     forward = min(each.fw for each in computing), max(each.fw for each in computing)
     backward = min(each.bw for each in computing), max(each.bw for each in computing)
-    fixed = mode == "gated" or (mode == "scheduled" and config.gated)
-    weight = (config.gate_weight_bits,) * 2 if fixed else forward
-    return forward, weight, backward
+    fixed = op.weight_bits(config)
+    return forward, forward if fixed is None else (fixed, fixed), backward
 
 
 def _span(spans: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.engine.ledger import EpochRow, pure_rows
 from fractrain_fx.hardware.machine import Choice
+from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op
 
 if TYPE_CHECKING:
@@ -40,27 +41,26 @@ def by_stage(rows: Iterable[EpochRow]) -> dict[str, EpochRow]:
 
 def taken(model: FracModel, op: Op, row: EpochRow) -> list[Taken]:
     """The precisions of an op in an epoch or a stage."""
-    config, mode = model.frac_config, op.precision.mode
+    config, mode, weight_bits = model.frac_config, op.precision.mode, op.weight_bits(model.frac_config)
     if mode == "gated":
-        options = config.projection_options if op.skip_path else config.gate_options
-        chosen = zip(options, row.options[op.block or ""], strict=True)
-        return [Taken(share, option, config.gate_weight_bits) for option, share in chosen if share]
+        chosen = zip(op.options(config), row.options[op.block or ""], strict=True)
+        return [Taken(share, option, weight_bits) for option, share in chosen if share]
     if mode == "scheduled" and config.gated:
-        return [Taken(1.0, scheduled_precision(config, model.targets[row.stage]), config.gate_weight_bits)]
+        return [Taken(1.0, scheduled_precision(config, model.targets[row.stage]), weight_bits)]
     if mode == "scheduled":
         return [Taken(1.0, op.precision.at(config, Precision.parse(row.level)))]
     return [Taken(1.0, op.precision.precision or FULL)]
 
 
-def choice_of(op: Op, config: FracConfig, precision: Precision, weight_bits: int | None) -> Choice:
+def choice_of(op: Op, cost: OpCost, config: FracConfig, precision: Precision, weight_bits: int | None) -> Choice:
     """How a machine is told that an op trains at a precision; ``weight_bits`` for products with a weight."""
     recipe, format = op.precision.recipe_under(config), op.precision.format or config.format
     return Choice(
         precision,
-        weight_bits,
+        weight_bits if cost.weight else None,
         format,
-        least=op.precision.least(config.least_bits),
-        by_product=op.precision.by_product,
+        least=cost.least,
+        by_product=cost.by_product,
         formats=None if recipe is None or set(recipe.formats) == {format} else recipe.formats,
     )
 

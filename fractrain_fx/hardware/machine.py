@@ -71,14 +71,9 @@ class Choice:
         return self.format if self.formats is None else self.formats[PATHS.index(path)]
 
     def bits(self, path: Path) -> tuple[int, int]:
-        """The bits of a product's two operands: activation and weight, gradient and weight, activation and gradient."""
-        activation, gradient = self.precision.fw, self.precision.bw
-        weight = activation if self.weight_bits is None else self.weight_bits
-        first, second = {"FW": (activation, weight), "EB": (gradient, weight), "GC": (activation, gradient)}[path]
-        if self.by_product:
-            first = second = activation if path == "FW" else gradient
-        fewest = self.least[PATHS.index(path)]
-        return max(first, fewest), max(second, fewest)
+        """The bits of a product's two operands: activation and weight, gradient and weight, gradient and activation."""
+        operands = self.precision.operands(self.weight_bits, self.least, by_product=self.by_product)
+        return operands[PATHS.index(path)]
 
 
 Choices = Mapping[str, Sequence[Choice]]
@@ -124,7 +119,7 @@ class Values(NamedTuple):
     def moved(self, path: Path) -> tuple[int, int, int]:
         """The values of a product's two operands and of its result."""
         x, w, y = self
-        return {"FW": (x, w, y), "EB": (y, w, x), "GC": (x, y, w)}[path]
+        return {"FW": (x, w, y), "EB": (y, w, x), "GC": (y, x, w)}[path]
 
 
 class Price(NamedTuple):

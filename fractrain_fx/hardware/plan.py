@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from fractrain_fx.hardware.chosen import STEERED, choice_of
 from fractrain_fx.hardware.machine import Choice, Floats, Machine, StepCost, Traffic, Work
 from fractrain_fx.hardware.roofline import Roofline
 from fractrain_fx.hardware.traffic import traffic_of
+from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import costed
 
 if TYPE_CHECKING:
@@ -61,15 +62,15 @@ def plan_steps(model: FracModel, machine: Machine, batch: int) -> list[PlannedSt
     """
     ops = costed(model.graph_module, model.frac_config)
     work: list[Work] = [*(op for op, _ in ops), *traffic_of(model._state.recording.train)]
-    weighted = {op.name for op, cost in ops if cost.weight}
+    costs = {op.name: cost for op, cost in ops}
     return [
         _row(machine, batch, name, native, machine.step(work, choices, batch=batch), work)
-        for name, native, choices in _levels(model.frac_config, machine, work, weighted)
+        for name, native, choices in _levels(model.frac_config, machine, work, costs)
     ]
 
 
 def _levels(
-    config: FracConfig, machine: Machine, work: Sequence[Work], weighted: set[str]
+    config: FracConfig, machine: Machine, work: Sequence[Work], costs: Mapping[str, OpCost]
 ) -> Iterator[tuple[str, bool, dict[str, tuple[Choice]]]]:
     """Every row's name, whether the machine supports it, and the choice of each op."""
     kinds = float_types(machine)
@@ -77,7 +78,7 @@ def _levels(
         yield kind, machine.supports(FULL), {each.name: (Choice(floats=kind),) for each in work}
     floats = usual_floats(machine)
     for level in _precisions(config):
-        choices = {each.name: (replace(_choice(each, level, config, weighted), floats=floats),) for each in work}
+        choices = {each.name: (replace(_choice(each, level, config, costs), floats=floats),) for each in work}
         yield str(level), machine.supports(level, config.format), choices
 
 
@@ -97,13 +98,14 @@ def _precisions(config: FracConfig) -> list[Precision]:
     return [level for level in dict.fromkeys(levels) if not level.skips and not level.is_float]
 
 
-def _choice(op: Work, level: Precision, config: FracConfig, weighted: set[str]) -> Choice:
+def _choice(op: Work, level: Precision, config: FracConfig, costs: Mapping[str, OpCost]) -> Choice:
     if isinstance(op, Traffic):
         return Choice(format=config.format)
     if op.precision.mode in STEERED:
-        level = op.precision.at(config, level)
-        return choice_of(op, config, level, config.gate_weight_bits if config.gated and op.name in weighted else None)
-    return choice_of(op, config, op.precision.precision or FULL, None)
+        precision = op.precision.at(config, level)
+    else:
+        precision = op.precision.precision or FULL
+    return choice_of(op, costs[op.name], config, precision, op.weight_bits(config))
 
 
 def _row(machine: Machine, batch: int, name: str, native: bool, cost: StepCost, work: Sequence[Work]) -> PlannedStep:

@@ -61,7 +61,7 @@ _LADDERS: dict[str, tuple[tuple[str, int], ...]] = {
     "nvfp4": (("nvfp4", 4), ("bfloat16", 16), ("float32", FLOAT_BITS)),
     "int": (("int4", 4), ("int8", 8), ("bfloat16", 16), ("float32", FLOAT_BITS)),
 }
-_OPERANDS: dict[Path, tuple[str, str]] = {"FW": ("x", "w"), "EB": ("g", "w"), "GC": ("x", "g")}
+_OPERANDS: dict[Path, tuple[str, str]] = {"FW": ("x", "w"), "EB": ("g", "w"), "GC": ("g", "x")}
 
 
 @dataclass(frozen=True)

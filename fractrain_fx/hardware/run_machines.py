@@ -97,7 +97,7 @@ class _Run:
             mix = self._shares[op.name] = {}
             for row in stages:
                 for share, precision, bits in taken(model, op, row):
-                    choice = choice_of(op, config, precision, bits if cost.weight else None)
+                    choice = choice_of(op, cost, config, precision, bits)
                     mix[choice] = mix.get(choice, 0.0) + share * row.samples / samples
         skipped = _skipped(model, stages, samples)
         for each in traffic:

@@ -224,7 +224,6 @@ class FracModel(Deployable):
             self._state.as_recorded.structure.retie()
         self._state.calibrated = False
         self._state.measure_examples(self)
-        self._state.follow_frozen(anew=True)  # because the cost tables were loaded too
         return result
 
     def __getattr__(self, name: str) -> Any:

@@ -262,7 +262,7 @@ def _bits_now(op: Op, stage: Precision | None, config: FracConfig) -> str:
     if decision.mode == "pinned":
         return f"{decision.precision or decision.format} (pinned)"
     if decision.mode == "gated":
-        options = config.projection_options if op.skip_path else config.gate_options
+        options = op.options(config)
         return f"{options[0]} to {options[-1]} (by gate)"
     return "float, uncounted" if decision.mode == "uncounted" else "float"
 

@@ -182,10 +182,10 @@ class ModelState:
             found |= {id(x): x for x in buffers}
         return list(found.values())
 
-    def follow_frozen(self, *, anew: bool = False) -> None:
+    def follow_frozen(self) -> None:
         """Update costs from the present ``requires_grad`` of the parameters, unless torch is compiling."""
         if not torch.compiler.is_compiling():
-            self.reach = self._frozen.follow(self.reach, self.targets, anew=anew)
+            self.reach = self._frozen.follow(self.reach, self.targets)
 
     def attribute(self, name: str) -> Any:
         """An attribute of the original."""

@@ -10,13 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
-from fractrain_fx.nn.bits import FollowsStage
 from fractrain_fx.nn.full_precision import FullPrecision
 
-__all__ = ["Backward", "Cost", "CostMeter", "OpCost", "gated_meter"]
+__all__ = ["Cost", "CostMeter", "CostRow", "OpCost", "gated_meter"]
 
 _FULL = FLOAT_BITS * FLOAT_BITS
-_NOTHING = (0.0, 0.0, 0.0)
 
 
 class Cost(NamedTuple):
@@ -65,108 +63,79 @@ class OpCost(NamedTuple):
         return fw * shares[0], eb * shares[1], gc * shares[2]
 
 
-class Backward(NamedTuple):
-    """The MACs of EB and GC of one op (FW is 0), in the group that it belongs to; the other two are 0.
+class CostRow(NamedTuple):
+    """Ops whose operands have the same bits, which a graph reads from the same buffers.
 
     Attributes:
-        scheduled: at full precision, of an op at the bits of the stage.
-        staged: at its own bits in each stage.
-        fixed: at the bits of its rule.
+        macs: full-precision MACs of FW, EB and GC over the ops.
+        least: fewest bits of the operands of each product.
+        by_product: whether both operands of a product have its bits.
+        steered: whether the ops count for ``Cost.cp`` beside the gated ones.
     """
 
-    scheduled: Sequence[float] = _NOTHING
-    staged: Mapping[Precision, Sequence[float]] | None = None
-    fixed: Sequence[float] = _NOTHING
+    macs: tuple[float, float, float]
+    least: tuple[int, int, int] = (0, 0, 0)
+    by_product: bool = False
+    steered: bool = True
 
 
-class CostMeter(FullPrecision, FollowsStage):
-    """Computes the cost of a step from its choices and the stage's bits.
+RowBits = tuple[Tensor, Tensor, Tensor]
+"""The forward bits, the bits of the weight (or of the second activation) and the backward bits of a row."""
 
-    All tables are buffers, so neither a stage nor a target is part of the graph's structure.
+
+class CostMeter(FullPrecision):
+    """Computes the cost of a step from its choices and from the bits that its other ops have now.
+
+    All tables are buffers, so neither a stage nor a target is part of the graph's structure. Checkpoints leave them
+    out, because they follow from the graph.
 
     Args:
         gated: for each gated block, MACs spent on FW, EB and GC by option: ``[options][3]``.
         full: full-precision MACs of FW, EB and GC over the gated and scheduled ops.
-        scheduled: MACs of FW, EB and GC over the scheduled ops whose second operand has the stage's forward bits.
-        fixed: MACs that float and pinned ops spend at their own bits.
+        fixed: MACs that float ops spend.
         total: full-precision MACs over all counted ops.
-        weighted: MACs of FW, EB and GC over the scheduled ops whose weights have ``weight_bits``.
-        weight_bits: bits of the weights of ``weighted``.
-        least: fewest bits of the operands of FW, EB and GC in scheduled ops.
-        by_product: MACs of FW, EB and GC over the scheduled ops both of whose operands have their product's bits.
-        staged: MACs that scheduled ops with bits of their own spend on FW, EB and GC in each stage.
-        backward: for each op whose samples' gradients take the bits that they need
-            (:class:`~fractrain_fx.nn.needed_bits.MeasuringGradientQuantizer`), its part of ``scheduled``, of ``staged``
-            and of ``fixed``, without FW.
+        rows: the scheduled and pinned ops.
     """
 
     def __init__(
         self,
         gated: Mapping[str, Sequence[Sequence[float]]],
         full: Sequence[float],
-        scheduled: Sequence[float],
         fixed: Sequence[float],
         total: Sequence[float],
-        weighted: Sequence[float] = (0.0, 0.0, 0.0),
-        weight_bits: int = FLOAT_BITS,
-        least: tuple[int, int, int] = (0, 0, 0),
-        by_product: Sequence[float] = (0.0, 0.0, 0.0),
-        staged: Mapping[Precision, Sequence[float]] | None = None,
-        backward: Sequence[Backward] = (),
+        rows: Sequence[CostRow] = (),
     ) -> None:
         super().__init__()
-        self._staged = {stage: tuple(map(float, spent)) for stage, spent in (staged or {}).items()}
-        self._backward = tuple(backward)
         self.blocks = tuple(gated)
-        self.weight_bits = weight_bits
-        self.least = least
-        self._has_by_product = any(by_product)
         self._computed: tuple[list[tuple[int, int]], Cost] | None = None
         for name, values in (
             ("table", [[list(option) for option in block] for block in gated.values()]),
             ("full", full),
-            ("scheduled", scheduled),
             ("fixed", fixed),
             ("total", total),
-            ("weighted", weighted),
-            ("by_product", by_product),
-            ("own", next(iter(self._staged.values()), (0.0, 0.0, 0.0))),
-            ("needed", self._backward_at(next(iter(self._staged), None))),
+            ("macs", [row.macs for row in rows]),
+            ("least", [row.least for row in rows]),
         ):
             table = torch.tensor(values, dtype=torch.float64).to(torch.float32)
-            # Checkpoints of older versions lack some.
-            lacking = name in ("weighted", "by_product", "needed") or (name == "own" and not self._staged)
-            self.register_buffer(name, table, persistent=not lacking)
+            self.register_buffer(name, table, persistent=False)
+        for name, flags in (
+            ("by_product", [[row.by_product] for row in rows]),
+            ("steered", [[row.steered] for row in rows]),
+        ):
+            self.register_buffer(name, torch.tensor(flags, dtype=torch.bool), persistent=False)
 
     table: Tensor
     full: Tensor
-    scheduled: Tensor
     fixed: Tensor
     total: Tensor
-    weighted: Tensor
+    macs: Tensor
+    least: Tensor
     by_product: Tensor
-    own: Tensor
-    needed: Tensor
-
-    @torch.no_grad()
-    def set(self, stage: Precision) -> None:
-        """Take what ops with bits of their own spend in a stage."""
-        if self._staged:
-            self.own.copy_(torch.tensor(self._staged[stage]))
-            self.needed.copy_(torch.tensor(self._backward_at(stage)))
-
-    def _backward_at(self, stage: Precision | None) -> list[list[Sequence[float]]]:
-        """The parts of ``backward`` in a stage: ``[3][ops][3]``."""
-        return [
-            [each.scheduled for each in self._backward],
-            [_NOTHING if stage is None else (each.staged or {}).get(stage, _NOTHING) for each in self._backward],
-            [each.fixed for each in self._backward],
-        ]
+    steered: Tensor
 
     @torch.no_grad()
     def follow(self, other: CostMeter) -> None:
-        """Take the numbers of another meter of the same blocks, in place: a compiled graph sees them too."""
-        self._staged, self._backward = other._staged, other._backward
+        """Take the numbers of another meter of the same ops, in place: a compiled graph sees them too."""
         for name, value in other.named_buffers():
             self.get_buffer(name).copy_(value)
 
@@ -177,20 +146,22 @@ class CostMeter(FullPrecision, FollowsStage):
         return spent.sum(dim=0) / self.full.sum()
 
     def forward(
-        self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None, shares: Sequence[Tensor] = ()
+        self, choices: Sequence[Tensor], bits: Sequence[RowBits] = (), shares: Sequence[Tensor | None] = ()
     ) -> Cost:
-        """Cost of the choices (one tensor for each gated block) and of the stage's (forward, backward) bits.
+        """Cost of the choices and of the present bits.
 
-        Without choices it is computed again only if the stage's bits, the shares or the tables have changed.
+        Without choices it is computed again only if bits, shares or tables have changed.
 
         Args:
             choices: one tensor for each gated block.
-            bits: forward and backward bits of the stage.
-            shares: for each op of ``backward``, the share of its backward bits that the samples need.
+            bits: the bits of each row.
+            shares: for each row, the share of its backward bits that the samples need
+                (:class:`~fractrain_fx.nn.needed_bits.MeasuringGradientQuantizer`); ``None`` in rows that need all of
+                them. Without any, all rows do.
         """
         if choices or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return self._compute(choices, bits, shares)
-        read = (*self._buffers.values(), *(bits or ()), *shares)
+        read = (*self._buffers.values(), *(each for row in bits for each in row), *shares)
         versions = [(id(x), x._version) for x in read if x is not None]
         if self._computed is None or self._computed[0] != versions:
             with torch.no_grad():
@@ -198,23 +169,15 @@ class CostMeter(FullPrecision, FollowsStage):
         cost = self._computed[1]
         return cost._replace(cp=cost.cp.detach())  # a tensor of its own, by which calls are told apart
 
-    def _compute(self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None, shares: Sequence[Tensor]) -> Cost:
-        spent, scheduled, own, fixed = torch.zeros_like(self.full), self.scheduled, self.own, self.fixed
-        if shares:
-            unspent = (1 - torch.stack(tuple(shares))) @ self.needed
-            scheduled, own, fixed = scheduled - unspent[0], own - unspent[1], fixed - unspent[2]
+    def _compute(self, choices: Sequence[Tensor], bits: Sequence[RowBits], shares: Sequence[Tensor | None]) -> Cost:
+        spent, fixed = torch.zeros_like(self.full), self.fixed
         if choices:
             frequency = torch.stack(tuple(choices)).float().mean(dim=1)
             spent = spent + (frequency.unsqueeze(-1) * self.table).sum(dim=(0, 1))
-        if bits is not None:
-            b, g = (each.to(torch.float32) for each in bits)
-            w = torch.full_like(b, self.weight_bits)
-            spent = spent + scheduled * self._shares((b, b), (g, b), (b, g))
-            spent = spent + self.weighted * self._shares((b, w), (g, w), (b, g))
-            if self._has_by_product:
-                spent = spent + self.by_product * self._shares((b, b), (g, g), (g, g))
-        if self._staged:
-            spent = spent + own
+        if bits:
+            rows = self._spent(bits, shares)
+            spent = spent + torch.where(self.steered, rows, 0).sum(dim=0)
+            fixed = fixed + torch.where(self.steered, 0, rows).sum(dim=0)
         measured = self.full.sum() > 0
         everything = (spent + fixed).sum() / self.total.sum()
         # Without gated and scheduled ops, cp and its parts are over all counted ones.
@@ -224,13 +187,18 @@ class CostMeter(FullPrecision, FollowsStage):
         cp = torch.where(measured, spent.sum() / self.full.sum().clamp(min=1), everything)
         return Cost(cp, everything, paths[0], paths[1], paths[2], dict(zip(self.blocks, choices, strict=True)))
 
-    def _shares(self, *operands: tuple[Tensor, Tensor]) -> Tensor:
-        """The shares of FW, EB and GC from the bits of their operands, as :meth:`Precision.shares` has them."""
-        products = (
-            x.clamp(min=fewest) * y.clamp(min=fewest) if fewest else x * y
-            for (x, y), fewest in zip(operands, self.least, strict=True)
-        )
-        return torch.stack(tuple(products)) / _FULL
+    def _spent(self, bits: Sequence[RowBits], shares: Sequence[Tensor | None]) -> Float[Tensor, "rows 3"]:
+        """MACs of FW, EB and GC of each row, times their shares as :meth:`Precision.shares` has them."""
+        b, w, g = torch.stack([x for row in bits for x in row]).float().reshape(-1, 3).unbind(dim=1)
+        own = torch.stack((b, g, g), dim=1)  # the bits of each product
+        first = torch.where(self.by_product, own, torch.stack((b, g, b), dim=1))
+        second = torch.where(self.by_product, own, torch.stack((w, w, g), dim=1))
+        spent = self.macs * (first.maximum(self.least) * second.maximum(self.least) / _FULL)
+        if not shares:
+            return spent
+        whole = torch.ones_like(self.total[0])
+        needed = torch.stack([whole if share is None else share for share in shares])
+        return spent * torch.stack((torch.ones_like(needed), needed, needed), dim=1)
 
 
 def gated_meter(model: nn.Module) -> CostMeter | None:

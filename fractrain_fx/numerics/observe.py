@@ -12,7 +12,6 @@ from torch.fx import GraphModule, Node
 from torch.utils.hooks import RemovableHandle
 
 from fractrain_fx.execution.arithmetic import Needs
-from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Call, Plan
 from fractrain_fx.execution.rounded import FIRST, SECOND
@@ -24,6 +23,7 @@ from fractrain_fx.numerics.statistics import Measured, measure, measure_output, 
 from fractrain_fx.numerics.what_if import WhatIf
 from fractrain_fx.passes import facts, fused_ops
 from fractrain_fx.passes.graph.contractions import contraction, operand
+from fractrain_fx.passes.graph.edit import graphs_of
 
 __all__ = ["PRODUCTS", "Seen", "observe"]
 
@@ -179,16 +179,13 @@ def _running_range(quantizer: nn.Module) -> Running | None:
 
 def _quantize_nodes(graph_module: GraphModule) -> Iterator[tuple[GraphModule, Node, list[Reader]]]:
     """The quantize nodes that were not fused, with the ops that read each."""
-    for node in graph_module.graph.find_nodes(op="call_module"):
-        role = facts(node).role
-        if role == "gradient":
-            yield graph_module, node, [(facts(node).owner or "", "g")]
-        elif role in ("input", "weight"):
-            yield graph_module, node, [reader for user in node.users for reader in _readers(node, user)]
-        else:
-            module = graph_module.get_submodule(str(node.target))
-            if isinstance(module, DispatchedBlock):
-                yield from _quantize_nodes(module.region)
+    for graph in graphs_of(graph_module):
+        for node in graph.graph.find_nodes(op="call_module"):
+            role = facts(node).role
+            if role == "gradient":
+                yield graph, node, [(facts(node).owner or "", "g")]
+            elif role in ("input", "weight"):
+                yield graph, node, [reader for user in node.users for reader in _readers(node, user)]
 
 
 def _readers(quantize: Node, user: Node) -> Iterator[Reader]:

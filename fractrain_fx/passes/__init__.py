@@ -31,8 +31,8 @@ from fractrain_fx.passes.graph.facts import (
     fixed_batch,
     ops_of,
 )
-from fractrain_fx.passes.rewrite.attention import KeepAttention, OpenAttention
-from fractrain_fx.passes.rewrite.cost import MeterCost, costed, reach_of, reachable
+from fractrain_fx.passes.rewrite.attention import OpenAttention
+from fractrain_fx.passes.rewrite.cost import MeterCost, costed, reach_of
 from fractrain_fx.passes.rewrite.gate_size import GateSize, controller_size, gate_sizes
 from fractrain_fx.passes.rewrite.gates import InsertGates
 from fractrain_fx.passes.rewrite.quantize import Quantize
@@ -53,7 +53,6 @@ __all__ = [
     "FuseSkips",
     "GateSize",
     "InsertGates",
-    "KeepAttention",
     "Macs",
     "MeterCost",
     "Op",
@@ -77,7 +76,6 @@ __all__ = [
     "not_on_torchao",
     "ops_of",
     "reach_of",
-    "reachable",
     "undispatched",
     "unfused",
 ]
@@ -85,9 +83,8 @@ __all__ = [
 
 def analysis_passes(config: FracConfig) -> list[PassBase]:
     """The passes that look: they open fused attention, and note shapes, MACs, blocks, precisions, separable blocks."""
-    attention: list[PassBase] = []
-    if config.method != "float":
-        attention = [OpenAttention() if config.attention == "quantized" else KeepAttention()]
+    opens = config.method != "float" and config.attention == "quantized"
+    attention: list[PassBase] = [OpenAttention()] if opens else []
     separating: list[PassBase] = [FindSeparableBlocks(config.run.batch_axis)] if config.dispatches else []
     return [*attention, Shapes(config.run.batch_axis), Macs(), Blocks(), DecidePrecision(config), *separating]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -9,7 +10,7 @@ from itertools import takewhile
 from fractrain_fx.passes import Block, GateSize, Op
 from fractrain_fx.passes.graph.facts import STAGE
 
-__all__ = ["COLUMNS", "Row", "tree"]
+__all__ = ["COLUMNS", "Row", "tree", "within_block"]
 
 COLUMNS = ("block", "ops", "skip", "MACs", "share", "gate params", "gate MACs", "precision, and why")
 """Headings of ``Row.cells``."""
@@ -82,7 +83,7 @@ def tree(
         row = _block_row(block, inside[block.name], gates, options, total)
         row.shapes = shapes.get(block.name, "")
         if show_ops:
-            row.below = [_op_row(op, _within(op.name, block.name), total, shapes) for op in inside[block.name]]
+            row.below = [_op_row(op, within_block(op.name, block.name), total, shapes) for op in inside[block.name]]
         placed.append((order[block.ops[0]], block.name, row))
     placed += [(order[op.name], op.name, _op_row(op, op.name, total, shapes)) for op in ops if op.block is None]
     top = Row("", "module", total)
@@ -105,9 +106,13 @@ def _op_row(op: Op, name: str, total: int, shapes: Mapping[str, str]) -> Row:
     return Row(f"{name} ({op.kind})", "op", total, 1, op.macs, precision=precision, shapes=shapes.get(op.name, ""))
 
 
-def _within(op: str, block: str) -> str:
-    """An op's name without the modules that it has in common with its block."""
-    parts, others = op.split("."), block.split(".")
+def within_block(op: str, block: str) -> str:
+    """An op's name without the modules that it has in common with its block.
+
+    The second block of the module ``layers.0`` is named ``layers.0_1``.
+    """
+    module = block if op.startswith(f"{block}.") else re.sub(r"_\d+$", "", block)
+    parts, others = op.split("."), module.split(".")
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(parts, others, strict=False))))
     return ".".join(parts[common:]) or op
 

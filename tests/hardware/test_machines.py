@@ -16,6 +16,7 @@ from fractrain_fx.hardware import Choice, Machine, Traffic
 from fractrain_fx.hardware.accelerators import ACCELERATORS
 from fractrain_fx.hardware.bitfusion import training_step
 from fractrain_fx.hardware.catalogue import MACHINES, find_machine, machine_rows
+from fractrain_fx.hardware.machine import PATHS
 from fractrain_fx.hardware.measured import cpu_of, probes
 from fractrain_fx.hardware.roofline import Roofline
 from fractrain_fx.hardware.traffic import traffic_of
@@ -38,6 +39,13 @@ def linear(inputs: int = 8, outputs: int = 4, rows: int = 3, shared: bool = True
 def priced(machine: Machine, op: Op, choice: Choice, batch: int = 1) -> dict[str, float]:
     cost = machine.step([op], {"op": (choice,)}, batch=batch)
     return {path: 1e6 * part.seconds for path, part in cost.ops["op"].parts.items()}
+
+
+def test_operands_have_at_least_the_fewest_bits_and_a_skipped_product_has_none() -> None:
+    choice = Choice(Precision(4, 8), weight_bits=6, least=(0, 0, 16))
+    assert [choice.bits(path) for path in PATHS] == [(4, 6), (8, 6), (16, 16)]
+    assert Choice(Precision(4, 8)).bits("GC") == (8, 4)
+    assert {Choice(SKIP, least=(16, 16, 16)).bits(path) for path in PATHS} == {(0, 0)}
 
 
 def test_a_product_takes_the_longer_of_its_arithmetic_and_its_traffic() -> None:

@@ -13,7 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import ModelError, PassError
-from fractrain_fx.passes import Fuse, FuseSkips, execution_passes, fused_ops
+from fractrain_fx.passes import Fuse, FuseSkips, Quantize, default_passes, execution_passes, fused_ops
 from fractrain_fx.passes.graph.run import run_passes
 from tests.build import paper, rewritten
 from tests.residual import Residual
@@ -89,6 +89,13 @@ def test_what_is_not_a_graph_of_gates_is_refused() -> None:
     skip.args = skip.args[:1]
     with pytest.raises(PassError, match="not a branch and a choice"):
         FuseSkips().requires(graph)
+
+
+def test_a_cost_of_ops_that_nothing_rounds_is_refused() -> None:
+    config = FracConfig(method="static")
+    chain = [each for each in default_passes(config) if not isinstance(each, Quantize)]
+    with pytest.raises(PassError, match="is scheduled but nothing rounds it: run Quantize first"):
+        fractrainify(Residual(), config=config, example_inputs=(torch.randn(4, 6),), check=False, passes=chain)
 
 
 def test_a_chain_raises_the_error_of_its_pass() -> None:

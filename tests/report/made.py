@@ -55,7 +55,7 @@ class Steered:
             chance = (taste + middle * share).softmax(1)
             low, high = (middle, high) if float((chance @ share).mean()) < target else (low, middle)
         picked = [row.multinomial(BATCH, replacement=True, generator=noise) for row in chance]
-        self.cost = self._meter([nn.functional.one_hot(each, len(options)) for each in picked], None)
+        self.cost = self._meter([nn.functional.one_hot(each, len(options)) for each in picked])
 
 
 @cache

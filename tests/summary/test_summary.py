@@ -30,7 +30,7 @@ from fractrain_fx import (
 from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.summary.loud import loud_line
 from fractrain_fx.summary.numbers import plain_number, short_number, time_unit
-from fractrain_fx.summary.rows import Row
+from fractrain_fx.summary.rows import Row, within_block
 from tests.build import paper
 from tests.build import rewritten as build_rewritten
 from tests.models import build, some_long
@@ -253,3 +253,10 @@ def test_numbers_have_three_digits_and_no_exponent(value: float, short: str, pla
 )
 def test_a_column_of_times_has_the_unit_of_its_longest(seconds: tuple[float, ...], unit: str) -> None:
     assert time_unit(seconds)[0] == unit
+
+
+def test_an_op_is_named_without_the_modules_of_its_block() -> None:
+    assert within_block("layers.0.one", "layers.0") == "one"
+    assert within_block("layers.0.two", "layers.0_1") == "two"  # the second block of the module
+    assert within_block("layers.0.attention.query", "layers.0.output") == "attention.query"
+    assert within_block("head", "head") == "head"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -159,8 +160,7 @@ class DispatchedBlock(nn.Module):
         for module in self._modules_called():
             yield from module.parameters(recurse=False)
         for node in region.graph.find_nodes(op="get_attr"):
-            owner, _, name = str(node.target).rpartition(".")
-            value = getattr(region.get_submodule(owner), name)
+            value = attrgetter(str(node.target))(region)
             if isinstance(value, nn.Parameter):
                 yield value
 

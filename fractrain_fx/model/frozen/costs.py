@@ -34,19 +34,18 @@ class Frozen:
         self._places: list[Place] = places_of(graphs[0])
         self._flags = self._read()
 
-    def follow(self, reach: Reach | None, targets: Sequence[float], *, anew: bool = False) -> Reach | None:
+    def follow(self, reach: Reach | None, targets: Sequence[float]) -> Reach | None:
         """Change ops and costs if parameters were frozen or unfrozen since the last call.
 
         Args:
             reach: the costs that the model could have.
             targets: cp of each stage in per cent.
-            anew: compute costs even if nothing changed.
 
         Returns:
             The present reach. Warns of targets outside it.
         """
         flags = self._read()
-        if flags == self._flags and not anew:
+        if flags == self._flags:
             return reach
         self._flags = flags
         self._changed()
@@ -58,7 +57,7 @@ class Frozen:
         reach = reach_of(self._graphs[0], self._config)
         low, high = reach.interval
         missed = [target for target in targets if not low - _ROUNDING <= target <= high + _ROUNDING]
-        if missed and not anew:
+        if missed:
             warnings.warn(
                 f"with the parameters that are frozen now, the gates reach a cp of {low:.3g} to {high:.3g} %, and not "
                 f"the target(s) {', '.join(f'{target:g}' for target in missed)} %: freeze before fractrainify, or set "

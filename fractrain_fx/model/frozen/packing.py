@@ -105,15 +105,13 @@ class Packable(BySegment):
             ModelError: the model has no adapters of PEFT.
             ConfigError: the base's name is not known.
         """
-        config, bits = self.frac_config, {}
+        config, bits, stage = self.frac_config, {}, stage_of(self)
         for op in (op for _, op in ops_of(self._state.recording.train.graph) if not op.weight_gradient):
-            decision = op.precision
-            if decision.mode in ("scheduled", "pinned", "gated"):
-                stage = stage_of(self)
-                now = None if stage is None or decision.mode == "pinned" else decision.at(config, stage)
-                precision = decision.precision or now
-                staged = precision.fw if precision is not None else config.weight_bits
-                bits[op.name] = config.gate_weight_bits if config.gated and decision.mode != "pinned" else staged
+            if op.precision.rounds:
+                now, fixed = op.options(config)[0], op.weight_bits(config)
+                if op.precision.mode == "scheduled" and stage is not None:
+                    now = op.precision.at(config, stage)
+                bits[op.name] = now.fw if fixed is None else fixed
         save_adapter(self._state.original, Path(directory), base, bits, config)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import PassError
-from fractrain_fx.passes.analyse.residual import Residual, residuals
+from fractrain_fx.passes.analyse.residual import residuals
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, operand
 from fractrain_fx.passes.graph.edit import unique
 from fractrain_fx.passes.graph.facts import Block, Op, facts, ops_of
@@ -39,12 +42,18 @@ class Blocks(PassBase):
             inside = [(node, op) for node, op in counted if node in residual.region]
             if not inside:
                 continue
-            _add_residual(residual, inside, unique(residual.path or "model", names))
-            names.add(inside[0][1].block or "")
+            name = unique(residual.path or "model", names)
+            names.add(name)
+            for node, op in inside:
+                op.skip_path = node in residual.projection
+            _add(inside, name, residual.entry, residual.exit, residual.skip, residual.branches)
         for group, members in _groups(graph_module, [pair for pair in counted if pair[1].block is None]).items():
             name = unique(group, names)
             names.add(name)
-            _add_group(members, name)
+            first, last = members[0][0], members[-1][0]
+            family = contraction(first)
+            assert family is not None
+            _add(members, name, operand(first, family.operands[0]), last)
         return PassResult(graph_module, True)
 
     def ensures(self, graph_module: GraphModule) -> None:
@@ -58,45 +67,26 @@ def can_choose(op: Op) -> bool:
     return op.macs is not None and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)
 
 
-def _add_residual(residual: Residual, inside: list[Found], name: str) -> None:
-    for node, op in inside:
-        op.skip_path = node in residual.projection
-    _add(
-        inside,
-        Block(
-            name=name,
-            entry=residual.entry.name,
-            exit=residual.exit.name,
-            skip=residual.skip,
-            ops=tuple(op.name for _, op in inside),
-            macs=sum(op.macs or 0 for _, op in inside),
-            branches=tuple(branch.name for branch, _ in residual.branches),
-        ),
-        residual.exit,
+def _add(
+    members: list[Found],
+    name: str,
+    entry: Node,
+    exit_node: Node,
+    skip: Literal["identity", "projection"] | None = None,
+    branches: Sequence[tuple[Node, Node]] = (),
+) -> None:
+    """Note a block at its exit, and its name in its ops."""
+    block = Block(
+        name=name,
+        entry=entry.name,
+        exit=exit_node.name,
+        skip=skip,
+        ops=tuple(op.name for _, op in members),
+        macs=sum(op.macs or 0 for _, op in members),
+        branches=tuple(branch.name for branch, _ in branches),
     )
-
-
-def _add_group(members: list[Found], name: str) -> None:
-    first, last = members[0][0], members[-1][0]
-    family = contraction(first)
-    assert family is not None
-    _add(
-        members,
-        Block(
-            name=name,
-            entry=operand(first, family.operands[0]).name,
-            exit=last.name,
-            skip=None,
-            ops=tuple(op.name for _, op in members),
-            macs=sum(op.macs or 0 for _, op in members),
-        ),
-        last,
-    )
-
-
-def _add(members: list[Found], block: Block, exit_node: Node) -> None:
     for _, op in members:
-        op.block = block.name
+        op.block = name
     facts(exit_node).blocks += (block,)
 
 

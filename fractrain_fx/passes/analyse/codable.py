@@ -94,7 +94,5 @@ def _why(user: Node) -> str:
 
 
 def _bits(op: Op, config: FracConfig) -> int:
-    precision = op.precision.precision
-    if op.precision.mode == "pinned" and precision is not None:
-        return precision.fw
-    return config.gate_weight_bits if config.gated else op.precision.levels(config)[0].fw
+    fixed = op.weight_bits(config)
+    return op.options(config)[0].fw if fixed is None else fixed

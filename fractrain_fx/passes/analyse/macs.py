@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -167,5 +168,4 @@ def _parameter(node: Node) -> str | None:
 def _attribute(node: Node) -> object:
     if node.op != "get_attr" or node.graph.owning_module is None:
         return None
-    owner, _, name = str(node.target).rpartition(".")
-    return getattr(node.graph.owning_module.get_submodule(owner), name)
+    return attrgetter(str(node.target))(node.graph.owning_module)

@@ -46,7 +46,7 @@ class DecidePrecision(PassBase):
 
     Raises:
         RuleError: a pin matches no op; the message has near names.
-        ModelError: the method finds nothing to gate or to quantize.
+        ModelError: the method finds nothing to gate or to quantize, or no attention to leave in float.
     """
 
     def __init__(self, config: FracConfig) -> None:
@@ -92,7 +92,13 @@ class DecidePrecision(PassBase):
         return Decision("scheduled" if self.config.schedules_rest else "float", reason)
 
     def _refuse_nothing(self, ops: list[Op]) -> None:
-        """Raise an error if the method would change nothing."""
+        """Raise an error if the method, or leaving attention in float, would change nothing."""
+        attention = any("scaled_dot_product_attention" in op.kind for op in ops)
+        if self.config.method != "float" and self.config.attention == "float" and not attention:
+            raise ModelError(
+                "attention='float' would change nothing: this model calls no scaled_dot_product_attention. If it "
+                "multiplies queries, keys and values itself, pin those products: Pin('matmul', Precision(32, 32))"
+            )
         left = "every contraction stays float. plan(model, config=FracConfig(method='float')) lists them"
         if self.config.gated and not any(op.precision.mode == "gated" for op in ops):
             reasons = Counter(op.precision.reason for op in ops).most_common(3)
@@ -150,12 +156,11 @@ class DecidePrecision(PassBase):
             per_product = recipe is not None
         lacks = arithmetic_of(node) if per_product else None
         no_form = f"format {name!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
-        by_product = recipe is not None and recipe.by_product
         if pin is not None:
             if no_form is not None:
                 return Decision("float", no_form)
             reason = f"rule {pin.pattern!r}" + (f", {pin.named}" if pin.named else "")
-            given = pin.number_format, pin.product_recipe, by_product
+            given = pin.number_format, pin.product_recipe
             if isinstance(pin.precision, Precision):
                 return Decision("pinned", reason, pin.precision, *given)
             return Decision("scheduled", reason, None, *given, stages=pin.stages)
@@ -168,7 +173,7 @@ class DecidePrecision(PassBase):
         if no_form is not None:
             return Decision("float", no_form)
         if self.config.scheduled:
-            return Decision("scheduled", STAGE, by_product=by_product)
+            return Decision("scheduled", STAGE)
         if facts(node).batch is not None and readable:
             return Decision("gated", f"gate of block {op.block!r}")
         if facts(node).batch is not None:

@@ -14,7 +14,7 @@ from fractrain_fx.capture.targets import ADDS
 from fractrain_fx.passes.analyse.linearity import activates, is_identity
 from fractrain_fx.passes.graph.branches import is_sum
 from fractrain_fx.passes.graph.contractions import function_name, operand
-from fractrain_fx.passes.graph.edit import module_path, varying
+from fractrain_fx.passes.graph.edit import between, module_path, reached, varying
 from fractrain_fx.passes.graph.facts import facts
 
 __all__ = ["Residual", "residuals"]
@@ -61,14 +61,14 @@ class _Flow:
         moving = varying(graph_module.graph)
         self.order = [node for node in graph_module.graph.nodes if node in moving and facts(node).flows]
         self._position = {node: index for index, node in enumerate(self.order)}
-        self._start = object()
-        self._paths: nx.DiGraph = nx.DiGraph()
+        start = object()
+        paths: nx.DiGraph = nx.DiGraph()
         for node in self.order:
-            sources = [source for source in node.all_input_nodes if source in self._position]
-            self._paths.add_edges_from((source, node) for source in sources)
+            sources = self._sources(node)
+            paths.add_edges_from((source, node) for source in sources)
             if not sources:
-                self._paths.add_edge(self._start, node)
-        self._dominator = nx.immediate_dominators(self._paths, self._start) if self.order else {}
+                paths.add_edge(start, node)
+        self._dominator = nx.immediate_dominators(paths, start) if self.order else {}
 
     def residual(self, add: Node) -> Residual | None:
         """The block that ends at an add, if it is one."""
@@ -108,25 +108,18 @@ class _Flow:
         branch = [each for each in pair if isinstance(each, Node) and each in self._position]
         if len(shared) != 1 or len(branch) != 1 or facts(shared[0]).shape != facts(add).shape:
             return None
-        met = [node for node in self._first_met(shared[0]) if node is not add]
+        met = self._first_met(shared[0]) - {add}
         if not met:
             return None
         entry = self._dominator.get(min(met, key=self._position.__getitem__))
-        if not isinstance(entry, Node) or facts(entry).shape is None or not self._between(entry, branch[0]) & set(met):
+        if not isinstance(entry, Node) or facts(entry).shape is None or not self._between(entry, branch[0]) & met:
             return None
         return self._closed(entry, add, "identity", [(branch[0], add)], projection=frozenset())
 
-    def _first_met(self, shared: Node) -> list[Node]:
+    def _first_met(self, shared: Node) -> set[Node]:
         """Nodes at which a tensor that all samples share joins the flow."""
-        seen, queue, met = {shared}, [shared], []
-        while queue:
-            for user in queue.pop().users:
-                if user in self._position:
-                    met.append(user)
-                elif user not in seen:
-                    seen.add(user)
-                    queue.append(user)
-        return met
+        apart = reached([shared], lambda node: [user for user in node.users if user not in self._position])
+        return {user for node in apart for user in node.users if user in self._position}
 
     def _terms(self, add: Node) -> list[tuple[Node, Node]] | None:
         """The terms of a sum, each with the add that takes it. An add that only feeds this add is part of the sum."""
@@ -166,17 +159,17 @@ class _Flow:
 
     def _last_common(self, first: Node, second: Node) -> Node | None:
         """The last node from which both are computed."""
-        reached = {first: 1, second: 2}
-        queue = [(-self._position[node], node) for node in reached]
+        computed = {first: 1, second: 2}  # one bit for each of the two that are computed from a node
+        queue = [(-self._position[node], node) for node in computed]
         heapq.heapify(queue)
         while queue:
             _, node = heapq.heappop(queue)
-            if reached[node] == 3:
+            if computed[node] == 3:
                 return node
             for source in self._sources(node):
-                if source not in reached:
+                if source not in computed:
                     heapq.heappush(queue, (-self._position[source], source))
-                reached[source] = reached.get(source, 0) | reached[node]
+                computed[source] = computed.get(source, 0) | computed[node]
         return None
 
     def _reads_only(self, entry: Node, region: frozenset[Node]) -> bool:
@@ -187,22 +180,8 @@ class _Flow:
         return [source for source in node.all_input_nodes if source in self._position]
 
     def _between(self, entry: Node, end: Node) -> frozenset[Node]:
-        """Nodes on a path from the entry to ``end``, ``end`` included and the entry not.
-
-        Looks only at nodes recorded between the two, so that its cost does not grow with the depth of the model.
-        """
-        start = self._position[entry]
-        window, queue = set(), [end]
-        while queue:
-            node = queue.pop()
-            if node not in window and self._position.get(node, -1) > start:
-                window.add(node)
-                queue.extend(self._paths.predecessors(node))
-        reached = {entry}
-        for node in sorted(window, key=self._position.__getitem__):
-            if any(source in reached for source in self._paths.predecessors(node)):
-                reached.add(node)
-        return frozenset(reached - {entry}) if end in reached else frozenset()
+        """Nodes on a path of activations from the entry to ``end``, ``end`` included and the entry not."""
+        return frozenset(between(entry, end, self._sources))
 
     def _closed(
         self,

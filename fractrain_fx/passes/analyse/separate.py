@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fractrain_fx.capture.trees import holds_tensor
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import rows_of, share_of
 from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.passes.analyse.shapes import examples_of
 from fractrain_fx.passes.graph.branches import Part, ends_of, inseparable, part_of, skippable
 from fractrain_fx.passes.graph.facts import Block, facts
 from fractrain_fx.passes.graph.run import Watch, evaluating
@@ -45,28 +46,25 @@ class FindSeparableBlocks(PassBase):
         self.batch_axis = batch_axis
 
     def requires(self, graph_module: GraphModule) -> None:
-        for node in graph_module.graph.find_nodes(op="placeholder"):
-            if "example" not in node.meta:
-                raise PassError(f"input {node.name!r} has no example value in node.meta['example'] to run with")
+        examples_of(graph_module)
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        if not isinstance(graph_module, RecordedModule):
-            raise PassError("only a graph that fractrainify recorded can have branches taken out of it")
-        ends, reason = ends_of(graph_module.graph), inseparable(graph_module)
+        recorded = cast("RecordedModule", graph_module)
+        ends, reason = ends_of(graph_module.graph), inseparable(recorded)
         for block in skippable(graph_module.graph):
             block.inseparable_because = reason
         if ends and reason is None:
-            self._try(graph_module, ends)
+            self._try(recorded, ends)
         return PassResult(graph_module, bool(ends))
 
     def ensures(self, graph_module: GraphModule) -> None:
-        reason = inseparable(graph_module) if isinstance(graph_module, RecordedModule) else None
+        reason = inseparable(cast("RecordedModule", graph_module))
         for block in skippable(graph_module.graph) if reason is not None else ():
             if block.inseparable_because != reason:
                 raise PassError(f"block {block.name!r} cannot run for a part of the samples, and does not say so")
 
     def _try(self, graph_module: RecordedModule, ends: dict[Node, Block]) -> None:
-        examples = [node.meta["example"] for node in graph_module.graph.find_nodes(op="placeholder")]
+        examples = examples_of(graph_module)
         size = max(batch_size(examples, self.batch_axis) or 0, 2)
         grown: dict[Node, Any] = {}
         with evaluating(graph_module), torch.no_grad(), seeded():

@@ -20,7 +20,7 @@ from fractrain_fx.passes.graph.edit import varying
 from fractrain_fx.passes.graph.facts import FIXED_BATCH, facts, fixed_batch
 from fractrain_fx.passes.graph.run import Watch, evaluating
 
-__all__ = ["Shapes"]
+__all__ = ["Shapes", "examples_of"]
 
 _EXAMPLE = "example"
 
@@ -41,12 +41,10 @@ class Shapes(PassBase):
         self.batch_axis = batch_axis
 
     def requires(self, graph_module: GraphModule) -> None:
-        for node in graph_module.graph.find_nodes(op="placeholder"):
-            if _EXAMPLE not in node.meta:
-                raise PassError(f"input {node.name!r} has no example value in node.meta['example'] to run with")
+        examples_of(graph_module)
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        examples = [node.meta[_EXAMPLE] for node in graph_module.graph.find_nodes(op="placeholder")]
+        examples = examples_of(graph_module)
         with evaluating(graph_module), torch.enable_grad():
             fixed = self._measure(graph_module, examples)
         graph_module.meta[FIXED_BATCH] = fixed
@@ -116,6 +114,19 @@ class Shapes(PassBase):
     def ensures(self, graph_module: GraphModule) -> None:
         if not any(facts(node).shape is not None for node in graph_module.graph.nodes):
             raise PassError("no node of the graph gives a tensor; was it recorded with example inputs?")
+
+
+def examples_of(graph_module: GraphModule) -> list[Any]:
+    """The example value of each of a graph's inputs.
+
+    Raises:
+        PassError: an input has none.
+    """
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    for node in inputs:
+        if _EXAMPLE not in node.meta:
+            raise PassError(f"input {node.name!r} has no example value in node.meta['example'] to run with")
+    return [node.meta[_EXAMPLE] for node in inputs]
 
 
 def _growing(shape: Sequence[int], grown: Sequence[int], size: int) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ present ``requires_grad`` of the parameters tells which ops need EB and GC witho
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from torch import nn
 from torch.fx import GraphModule
@@ -51,8 +52,7 @@ def find_trained(graph_module: GraphModule, example: str) -> None:
         if node.op == "placeholder":
             mask = _ALWAYS * any(x.requires_grad for x in tensors_in(node.meta[example]))
         elif node.op == "get_attr":
-            owner, _, name = str(node.target).rpartition(".")
-            value = getattr(graph_module.get_submodule(owner), name)
+            value = attrgetter(str(node.target))(graph_module)
             mask = bits.get(id(value), _ALWAYS * bool(getattr(value, "requires_grad", False)))
         else:
             for source in node.all_input_nodes:

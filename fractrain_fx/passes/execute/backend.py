@@ -156,15 +156,8 @@ def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
 
 def _wide(op: Op, config: FracConfig) -> str | None:
     """The reason the bits of an op do not fit codes of one byte; ``None`` if they do."""
-    if op.precision.mode == "pinned":
-        fw = [op.precision.precision.fw] if op.precision.precision else []
-        weights = fw
-    elif op.precision.mode == "gated":
-        options = config.projection_options if op.skip_path else config.gate_options
-        fw, weights = [option.fw for option in options], [config.gate_weight_bits]
-    else:
-        fw = [stage.fw for stage in op.precision.levels(config)]
-        weights = [config.gate_weight_bits] if config.gated else fw
+    fw, fixed = [option.fw for option in op.options(config)], op.weight_bits(config)
+    weights = fw if fixed is None else [fixed]
     if not any(bits <= CODE_BITS for bits in weights):
         return f"its weight has {min(weights)} bits, more than {CODE_BITS}"
     if not any(0 < bits <= CODE_BITS for bits in fw):

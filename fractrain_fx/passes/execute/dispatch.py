@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -33,11 +35,8 @@ class Dispatch(PassBase):
         super().__init__()
         self._threshold, self._place = threshold, place
 
-    def requires(self, graph_module: GraphModule) -> None:
-        _recorded(graph_module)
-
     def call(self, graph_module: GraphModule) -> PassResult:
-        recorded = _recorded(graph_module)
+        recorded = cast("RecordedModule", graph_module)
         choices = choices_of(recorded.graph)
         paths: set[str] = set()
         for end, block in ends_of(recorded.graph).items() if choices else ():
@@ -76,16 +75,10 @@ class Dispatch(PassBase):
 
 def undispatched(graph_module: GraphModule) -> dict[str, str]:
     """By name, the blocks whose branches run for all samples even if some skip, with the reason."""
-    recorded = _recorded(graph_module)
+    recorded = cast("RecordedModule", graph_module)
     found: dict[str, str] = {}
     for end, block in ends_of(recorded.graph).items():
         part = block.inseparable_because or part_of(recorded, block, end)
         if isinstance(part, str):
             found.setdefault(block.name, part)
     return found
-
-
-def _recorded(graph_module: GraphModule) -> RecordedModule:
-    if not isinstance(graph_module, RecordedModule):
-        raise PassError("only a graph that fractrainify recorded can have branches taken out of it")
-    return graph_module

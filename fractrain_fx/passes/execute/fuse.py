@@ -12,16 +12,22 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.arithmetic import GroupedMatMul
-from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.grouped_op import GroupedOp
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer, picked
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
 from fractrain_fx.passes.graph.contractions import contraction, operand
-from fractrain_fx.passes.graph.edit import NAMESPACE, call, insert_module
-from fractrain_fx.passes.graph.facts import Block, facts
+from fractrain_fx.passes.graph.edit import NAMESPACE, call, graphs_of, insert_module, owner_module
+from fractrain_fx.passes.graph.facts import Block, Role, facts, ops_of
 
 __all__ = ["Fuse", "fused_ops", "require_fused", "unfused"]
+
+_QUANTIZERS: Mapping[Role | None, type[nn.Module]] = {
+    "input": ActivationQuantizer,
+    "weight": WeightQuantizer,
+    "gradient": GradientQuantizer,
+}
+"""What the nodes of a role call."""
 
 
 class Fuse(PassBase):
@@ -43,11 +49,12 @@ class Fuse(PassBase):
 
     def requires(self, graph_module: GraphModule) -> None:
         for node in graph_module.graph.nodes:
-            if facts(node).role in ("input", "weight", "gradient") and node.op != "call_module":
+            kind = _QUANTIZERS.get(facts(node).role)
+            if kind is not None and not isinstance(owner_module(graph_module, node), kind):
                 raise PassError(f"the quantize node {node.name!r} does not call a quantizer: run Quantize first")
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
+        groups = _groups(graph_module)
         if self._per_product:
             groups = [node for node in groups if _per_product(graph_module, node)]
         apart = _not_fusible(groups)
@@ -71,20 +78,18 @@ class Fuse(PassBase):
 
 def unfused(graph_module: GraphModule) -> dict[str, str]:
     """By name, the quantized ops of a graph that have no fused form, with the reason."""
-    groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
+    groups = _groups(graph_module)
     return {facts(node).op.name: reason for node, reason in _not_fusible(groups).items()}  # type: ignore[union-attr]
 
 
 def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
     """By name, the fused ops of a graph and of the branches that were taken out of it."""
     found: dict[str, FusedOp] = {}
-    for node in graph_module.graph.find_nodes(op="call_module"):
-        module = graph_module.get_submodule(str(node.target))
-        op = facts(node).op
-        if isinstance(module, FusedOp) and op is not None:
-            found[op.name] = module
-        elif isinstance(module, DispatchedBlock):
-            found |= fused_ops(module.region)
+    for graph in graphs_of(graph_module):
+        for node, op in ops_of(graph.graph):
+            module = owner_module(graph, node)
+            if isinstance(module, FusedOp):
+                found[op.name] = module
     return found
 
 
@@ -94,9 +99,14 @@ def require_fused(graph_module: GraphModule) -> None:
     Raises:
         PassError: an op that has a fused form is not fused.
     """
-    groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
+    groups = _groups(graph_module)
     for node in set(groups) - _not_fusible(groups).keys():
         raise PassError(f"{node.name!r} is not fused with the quantize nodes around it yet: run Fuse first")
+
+
+def _groups(graph_module: GraphModule) -> list[Node]:
+    """The contractions with quantize nodes around them."""
+    return [node for node in graph_module.graph.nodes if _group(node) is not None]
 
 
 def _group(node: Node) -> tuple[list[Node], Node] | None:
@@ -164,8 +174,7 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared) -> Node:
     group, arithmetic, op = _group(node), arithmetic_of(node), facts(node).op
     assert group is not None and op is not None and not isinstance(arithmetic, str)
     factors, gradient = group
-    modules: list[Any] = [graph_module.get_submodule(str(each.target)) for each in (*factors, gradient)]
-    quantizers = _typed(modules)
+    quantizers: list[Any] = [owner_module(graph_module, each) for each in (*factors, gradient)]
     ends = [shared.range(each, op.name) if facts(each).role == "input" else None for each in factors]
     path = f"fused.{str(gradient.target).split('.')[-2]}"
     bound = arithmetic.bind(node.args, node.kwargs)
@@ -190,16 +199,3 @@ def _renamed(block: Block, fused: Mapping[str, str]) -> Block:
     """A block whose entry, exit and branches are the nodes that took the places of fused ones."""
     entry, exit, *branches = (fused.get(name, name) for name in (block.entry, block.exit, *block.branches))
     return replace(block, entry=entry, exit=exit, branches=tuple(branches))
-
-
-def _typed(
-    modules: list[nn.Module],
-) -> tuple[ActivationQuantizer | WeightQuantizer, ActivationQuantizer | WeightQuantizer, GradientQuantizer]:
-    first, second, gradient = modules
-    if not (
-        isinstance(first, ActivationQuantizer | WeightQuantizer)
-        and isinstance(second, ActivationQuantizer | WeightQuantizer)
-        and isinstance(gradient, GradientQuantizer)
-    ):
-        raise PassError("the nodes around a contraction are not quantizers of the Quantize pass")
-    return first, second, gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -143,8 +144,7 @@ def _has_own_order(graph_module: GraphModule, node: Node) -> bool:
     weight = node.kwargs["b"]
     if not isinstance(weight, Node) or weight.op != "get_attr":
         return False
-    path, _, name = str(weight.target).rpartition(".")
-    value = getattr(graph_module.get_submodule(path), name)
+    value = attrgetter(str(weight.target))(graph_module)
     return isinstance(value, Tensor) and value.ndim == 4 and not value.is_contiguous()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 from torch import nn
@@ -11,13 +10,12 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.attention import Probabilities
-from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.remade import Made, ModuleMaker, keeps_its_input
 from fractrain_fx.nn.attention import attention_probabilities
 from fractrain_fx.passes.graph.aliases import base, is_view
-from fractrain_fx.passes.graph.edit import NAMESPACE, insert_module, owner_module
+from fractrain_fx.passes.graph.edit import NAMESPACE, graphs_of, insert_module, owner_module
 from fractrain_fx.passes.graph.facts import facts
 
 __all__ = ["RemakeOperands"]
@@ -32,25 +30,17 @@ class RemakeOperands(PassBase):
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        graphs = [graph_module, *_regions(graph_module)]
-        changed = [_connect(each) for each in graphs]
+        changed = [_connect(each) for each in graphs_of(graph_module)]
         return PassResult(graph_module, any(changed))
 
     def ensures(self, graph_module: GraphModule) -> None:
-        for each in (graph_module, *_regions(graph_module)):
+        for each in graphs_of(graph_module):
             for node in each.graph.nodes:
                 fused = owner_module(each, node)
                 if isinstance(fused, FusedOp) and (fused.maker is None) != ("made" not in node.kwargs):
                     raise PassError(
                         f"{node.name!r} gets a source without a module that makes its operand, or no source"
                     )
-
-
-def _regions(graph_module: GraphModule) -> Iterator[GraphModule]:
-    for node in graph_module.graph.nodes:
-        block = owner_module(graph_module, node)
-        if isinstance(block, DispatchedBlock):
-            yield block.region
 
 
 def _connect(graph_module: GraphModule) -> bool:

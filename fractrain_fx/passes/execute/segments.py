@@ -19,7 +19,7 @@ from fractrain_fx.capture import RecordedModule, changes_operands
 from fractrain_fx.capture.recording.ambient import REGIONS
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
 from fractrain_fx.passes.graph.aliases import base, memory_of
-from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
+from fractrain_fx.passes.graph.edit import NAMESPACE, copied, owner_module
 from fractrain_fx.passes.graph.facts import facts
 from fractrain_fx.passes.graph.state import (
     ParameterPlace,
@@ -122,15 +122,7 @@ def _segment(
     read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes)
     inputs = tuple(x for x in read if x.op == "placeholder" or (x.op != "get_attr" and home[x] != number))
     outputs = tuple(node for node in nodes if any(home[user] != number for user in node.users))
-    graph, values = Graph(), dict[Node, Node]()
-    for node in inputs:
-        values[node] = graph.placeholder(node.name)
-        values[node].meta = dict(node.meta)
-    for node in nodes:
-        for source in node.all_input_nodes:
-            if source.op == "get_attr" and source not in values:
-                values[source] = graph.node_copy(source)
-        values[node] = graph.node_copy(node, values.__getitem__)
+    graph, values = copied(inputs, nodes)
     if nodes[-1].op != "output":
         graph.output(tuple(values[node] for node in outputs))
     module = RecordedModule.over(graph_module, graph_module._modules, graph)

@@ -16,7 +16,7 @@ from fractrain_fx.execution.blocks.dispatched_block import Adding, Given
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.passes.graph.aliases import base, memory_of
 from fractrain_fx.passes.graph.contractions import function_name
-from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
+from fractrain_fx.passes.graph.edit import NAMESPACE, copied, owner_module
 from fractrain_fx.passes.graph.facts import Block, facts, fixed_batch
 
 __all__ = ["Part", "ends_of", "inseparable", "is_sum", "part_of", "skippable"]
@@ -53,12 +53,7 @@ class Part:
 
     def module(self, graph_module: RecordedModule) -> RecordedModule:
         """The nodes as a separate graph, on the modules and parameters of the whole."""
-        graph, values = Graph(), dict[Node, Node]()
-        for node in self.inputs:
-            values[node] = graph.placeholder(node.name)
-            values[node].meta = dict(node.meta)
-        for node in self.nodes:
-            values[node] = graph.node_copy(node, values.__getitem__)
+        graph, values = copied(self.inputs, self.nodes)
         graph.output(values[self.end])
         return RecordedModule.over(graph_module, graph_module._modules, graph)
 

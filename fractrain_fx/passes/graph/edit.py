@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,16 +11,21 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from fractrain_fx.errors import PassError
+from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.facts import Facts, Op, Role, facts
 
 __all__ = [
     "NAMESPACE",
+    "between",
     "call",
+    "copied",
     "gradient_path",
+    "graphs_of",
     "identifier",
     "insert_module",
     "module_path",
     "owner_module",
+    "reached",
     "read",
     "unique",
     "varying",
@@ -47,6 +52,15 @@ def owner_module(graph_module: GraphModule, node: Node) -> nn.Module | None:
     return graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
+def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
+    """A graph, and those of the blocks that were taken out of it."""
+    yield graph_module
+    for node in graph_module.graph.find_nodes(op="call_module"):
+        module = owner_module(graph_module, node)
+        if isinstance(module, DispatchedBlock):
+            yield from graphs_of(module.region)
+
+
 def varying(graph: Graph) -> set[Node]:
     """Nodes that depend on the values of the model's inputs (those that depend on sizes only are left out)."""
     found: set[Node] = set()
@@ -56,6 +70,30 @@ def varying(graph: Graph) -> set[Node]:
         ):
             found.add(node)
     return found
+
+
+def reached(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Some nodes, and all that follow them, one step after another."""
+    seen = set(starts)
+    waiting = list(seen)
+    while waiting:
+        new = [node for node in following(waiting.pop()) if node not in seen]
+        seen.update(new)
+        waiting += new
+    return seen
+
+
+def between(entry: Node, end: Node, sources: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Nodes on a path from ``entry`` to ``end``, ``end`` included and ``entry`` not; none without such a path.
+
+    Looks only at nodes recorded between the two, so that its cost does not grow with the depth of the model.
+    """
+    window = reached([end], lambda node: [source for source in sources(node) if source > entry])
+    found = {entry}
+    for node in sorted(window):
+        if any(source in found for source in sources(node)):
+            found.add(node)
+    return found - {entry} if end in found else set()
 
 
 def identifier(name: str) -> str:
@@ -95,6 +133,23 @@ def call(
     node = graph.call_module(f"{NAMESPACE}.{path}", tuple(args), dict(kwargs or {}))
     _record(node, role, owner, like)
     return node
+
+
+def copied(inputs: Iterable[Node], nodes: Iterable[Node]) -> tuple[Graph, dict[Node, Node]]:
+    """A graph of some nodes without an output, and the copy of each; ``inputs`` become placeholders.
+
+    The attributes that the nodes read are copied too, unless they are inputs.
+    """
+    graph, values = Graph(), dict[Node, Node]()
+    for node in inputs:
+        values[node] = graph.placeholder(node.name)
+        values[node].meta = dict(node.meta)
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in values:
+                values[source] = graph.node_copy(source)
+        values[node] = graph.node_copy(node, values.__getitem__)
+    return graph, values
 
 
 def read(graph: Graph, path: str, *, owner: str) -> Node:

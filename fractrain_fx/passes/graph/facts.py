@@ -52,7 +52,6 @@ Role = Literal[
     "range",
     "fused",
     "dispatched",
-    "mix",
     "cost",
 ]
 
@@ -68,7 +67,6 @@ class Decision:
         precision: the bits of a pinned op.
         format: its number format, if its rule names one that is not the configuration's.
         recipe: the recipe of that format, if it is one of blocks.
-        by_product: whether both operands of a product have its bits (``Recipe.by_product``).
         stages: the bits of a scheduled op in each stage, if its rule gives them.
         now: the bits of the present stage, in ``FracModel.ops``. ``str`` gives these.
     """
@@ -78,15 +76,8 @@ class Decision:
     precision: Precision | None = None
     format: str | None = None
     recipe: Recipe | None = None
-    by_product: bool = False
     stages: tuple[Precision, ...] | None = None
     now: str = field(default="", compare=False)
-
-    def least(self, usual: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Fewest bits of the operands of FW, EB and GC, from those of the configuration's recipe."""
-        if self.format is None:
-            return usual
-        return (0, 0, 0) if self.recipe is None else self.recipe.least
 
     def recipe_under(self, config: FracConfig) -> Recipe | None:
         """How a block format rounds the op's operands: the recipe of its rule, or that of the configuration."""
@@ -180,6 +171,19 @@ class Op:
     product: Product | None = None
     block: str | None = None
     precision: Decision = field(default_factory=lambda: Decision("float", "not yet decided"))
+
+    def options(self, config: FracConfig) -> tuple[Precision, ...]:
+        """The bits that its operands can have: by option, by stage, or by rule; none for a float op."""
+        decision = self.precision
+        if decision.mode == "gated":
+            return config.projection_options if self.skip_path else config.gate_options
+        if decision.mode == "scheduled":
+            return decision.levels(config)
+        return () if decision.precision is None else (decision.precision,)
+
+    def weight_bits(self, config: FracConfig) -> int | None:
+        """The bits that its weight has whatever its options are; ``None`` if it has their forward bits."""
+        return config.gate_weight_bits if config.gated and self.precision.mode in ("gated", "scheduled") else None
 
     @property
     def training_macs(self) -> tuple[int, int, int]:

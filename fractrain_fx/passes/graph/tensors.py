@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch.fx import GraphModule, Node
 
-from fractrain_fx.passes.graph.edit import varying
+from fractrain_fx.passes.graph.edit import between, varying
 from fractrain_fx.passes.graph.facts import blocks_of, facts, ops_of
 
 __all__ = ["block_inputs", "shapes_in_words"]
@@ -40,25 +40,8 @@ def block_inputs(entry: Node, end: Node, moving: set[Node]) -> list[Node]:
         end: its last node.
         moving: nodes that depend on the model's inputs.
     """
-    after = _reached(entry, lambda node: node.users)
-    before = _reached(end, lambda node: node.all_input_nodes)
-    inside = (after & before | {end}) - {entry}
-    ordered = sorted(inside, key=_position(end))
-    return [each for each in _read(ordered) if each not in inside and each is not entry and each in moving]
-
-
-def _position(node: Node) -> Callable[[Node], int]:
-    places = {each: place for place, each in enumerate(node.graph.nodes)}
-    return places.__getitem__
-
-
-def _reached(start: Node, following: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    seen, waiting = {start}, [start]
-    while waiting:
-        new = [node for node in following(waiting.pop()) if node not in seen]
-        seen.update(new)
-        waiting += new
-    return seen
+    inside = (between(entry, end, lambda node: node.all_input_nodes) | {end}) - {entry}
+    return [each for each in _read(sorted(inside)) if each not in inside and each is not entry and each in moving]
 
 
 def _read(readers: Iterable[Node]) -> list[Node]:

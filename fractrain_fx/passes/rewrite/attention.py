@@ -9,11 +9,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.capture import ORDER
-from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.errors import PassError
 from fractrain_fx.nn.attention import attention_probabilities, in_order, repeat_heads
 from fractrain_fx.passes.graph.contractions import function_name
+from fractrain_fx.passes.graph.edit import reached
 
-__all__ = ["KeepAttention", "OpenAttention"]
+__all__ = ["OpenAttention"]
 
 _GIVES_USUAL_ORDER = frozenset({"reshape", "flatten", "contiguous", "linear", "matmul", "bmm", "mm", "addmm"})
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
@@ -38,29 +39,6 @@ class OpenAttention(PassBase):
         for node in graph_module.graph.nodes:
             if _is_attention(node):
                 raise PassError(f"{node.name} is still one fused attention; its products would stay unquantized")
-
-
-class KeepAttention(PassBase):
-    """Leave fused attention as it is, for ``FracConfig(attention="float")``.
-
-    Requires: a graph with fused attention. Ensures: nothing changes.
-
-    Raises:
-        ModelError: the graph has no fused attention.
-    """
-
-    def requires(self, graph_module: GraphModule) -> None:
-        if not any(_is_attention(node) for node in graph_module.graph.nodes):
-            raise ModelError(
-                "attention='float' would change nothing: this model calls no scaled_dot_product_attention. If it "
-                "multiplies queries, keys and values itself, pin those products: Pin('matmul', Precision(32, 32))"
-            )
-
-    def call(self, graph_module: GraphModule) -> PassResult:
-        return PassResult(graph_module, False)
-
-    def ensures(self, graph_module: GraphModule) -> None:
-        self.requires(graph_module)
 
 
 def _is_attention(node: Node) -> bool:
@@ -94,13 +72,5 @@ def _open(node: Node) -> None:
 
 def _is_viewed(node: Node) -> bool:
     """Whether a ``view`` reads the result of a node, or of calls that keep its order in memory."""
-    waiting, met = [node], {node}
-    while waiting:
-        for user in waiting.pop().users:
-            name = function_name(user)
-            if name in ("view", "view_as"):
-                return True
-            if user not in met and name not in _GIVES_USUAL_ORDER:
-                met.add(user)
-                waiting.append(user)
-    return False
+    kept = reached([node], lambda each: [user for user in each.users if function_name(user) not in _GIVES_USUAL_ORDER])
+    return any(function_name(each) in ("view", "view_as") for each in kept)

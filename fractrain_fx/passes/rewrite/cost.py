@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, cast
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.precision import FULL
 from fractrain_fx.config.targets import Reach
 from fractrain_fx.errors import PassError
-from fractrain_fx.nn.bits import StageBits
-from fractrain_fx.nn.cost import Backward, CostMeter, OpCost
+from fractrain_fx.nn.cost import CostMeter, CostRow, OpCost
 from fractrain_fx.nn.needed_bits import MeasuringGradientQuantizer
 from fractrain_fx.passes.graph.contractions import contraction, operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, insert_module, read, unique, varying
 from fractrain_fx.passes.graph.facts import Op, blocks_of, choices_of, facts, ops_of
 
-__all__ = ["MeterCost", "costed", "op_cost", "reach_of", "reachable"]
+__all__ = ["MeterCost", "costed", "op_cost", "reach_of"]
 
 Paths = tuple[float, float, float]
+
+
+class _Row(NamedTuple):
+    """What the ops of a row of the meter have in common.
+
+    Attributes:
+        bits: the nodes that hold the bits of both factors and of the gradient.
+        least, by_product, steered: those of :class:`CostRow`.
+        measured: the quantizer that measures the bits that gradients need, which no other op has.
+    """
+
+    bits: tuple[Node, Node, Node]
+    least: tuple[int, int, int]
+    by_product: bool
+    steered: bool
+    measured: str | None
 
 
 class MeterCost(PassBase):
     """Add the cost node, and return its value beside the model's own output.
 
-    Requires: decided precisions, and choices where blocks are gated. Ensures: the graph returns (output, cost).
+    Requires: decided precisions, choices where blocks are gated, and rounded operands of ops that are not float.
+    Ensures: the graph returns (output, cost).
     """
 
     def __init__(self, config: FracConfig) -> None:
@@ -36,55 +52,54 @@ class MeterCost(PassBase):
     def requires(self, graph_module: GraphModule) -> None:
         if any(facts(node).role == "cost" for node in graph_module.graph.nodes):
             raise PassError("the graph already returns its cost: MeterCost runs once on a graph")
+        for node, op in ops_of(graph_module.graph):
+            if op.precision.rounds and _bits(node) is None:
+                raise PassError(f"op {op.name!r} is {op.precision.mode} but nothing rounds it: run Quantize first")
 
     def call(self, graph_module: GraphModule) -> PassResult:
         graph = graph_module.graph
         choices = choices_of(graph)
-        meter = self._meter(graph_module, list(choices))
+        meter, rows = self._meter(graph_module, list(choices))
         taken = [name for name, _ in getattr(graph_module, "frac", graph_module).named_children()]
         path = unique("cost", taken)
         insert_module(graph_module, path, lambda: meter)
         output = next(iter(graph.find_nodes(op="output")))
+        arguments: list[Any] = [list(choices.values()), [row.bits for row in rows]]
         with graph.inserting_before(output):
-            shares = [read(graph, f"{each}.share", owner="model") for each in _measuring(graph_module)]
-            arguments = [list(choices.values()), _stage_bits(graph), *([shares] if shares else [])]
+            shares = [
+                None if row.measured is None else read(graph, f"{row.measured}.share", owner="model") for row in rows
+            ]
+            if any(row.measured for row in rows):
+                arguments.append(shares)
             cost = call(graph, path, arguments, role="cost", owner="model")
         output.args = ((output.args[0], cost),)
         graph.lint()
         return PassResult(graph_module, True)
 
-    def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> CostMeter:
-        tables = _tables(graph_module, self.config)
-        scheduled, weighted, by_product, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(6))
-        own = any(op.precision.stages for _, op in ops_of(graph_module.graph))
-        staged = {stage: [0.0, 0.0, 0.0] for stage in self.config.precision_stages} if own else {}
-        backward = dict.fromkeys(_measuring(graph_module), Backward())
-        for op, cost in costed(graph_module, self.config):
+    def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> tuple[CostMeter, list[_Row]]:
+        """The meter of a graph, and what the ops of each of its rows have in common."""
+        measured = _measuring(graph_module)
+        full, fixed, total = ([0.0, 0.0, 0.0] for _ in range(3))
+        rows: dict[_Row, list[float]] = {}
+        for node, op, cost in _costed(graph_module, self.config):
             mode = op.precision.mode
-            if (path := gradient_path(op)) in backward:
-                backward[path] = self._backward(op, cost)
             _accumulate(total, cost.macs)
             if mode in ("gated", "scheduled"):
-                _accumulate(steered, cost.macs)
-            if op.precision.stages is not None:
-                for stage, spent in staged.items():
-                    _accumulate(spent, cost.spent(op.precision.at(self.config, stage)))
-            elif mode == "scheduled":
-                alike = by_product if cost.by_product else scheduled
-                _accumulate(weighted if self.config.gated and cost.weight else alike, cost.macs)
-            elif mode != "gated":
-                _accumulate(fixed, cost.spent(op.precision.precision or FULL))
-        gated = {name: tables[name] for name in gated_blocks}
-        bits, least, parts = self.config.gate_weight_bits, self.config.least_bits, [*backward.values()]
-        return CostMeter(gated, steered, scheduled, fixed, total, weighted, bits, least, by_product, staged, parts)
-
-    def _backward(self, op: Op, cost: OpCost) -> Backward:
-        if op.precision.stages is not None:
-            stages = {stage: op.precision.at(self.config, stage) for stage in self.config.precision_stages}
-            return Backward(staged={stage: (0.0, *cost.spent(at)[1:]) for stage, at in stages.items()})
-        if op.precision.mode == "scheduled":
-            return Backward((0.0, *cost.macs[1:]))
-        return Backward(fixed=(0.0, *cost.spent(op.precision.precision or FULL)[1:]))
+                _accumulate(full, cost.macs)
+            if mode == "gated":
+                continue
+            bits = _bits(node)
+            if bits is None:
+                _accumulate(fixed, cost.macs)
+                continue
+            # Two activations have the forward bits, also where the first operand is a weight.
+            bits = bits if cost.weight else (bits[1], bits[1], bits[2])
+            path = gradient_path(op)
+            row = _Row(bits, cost.least, cost.by_product, mode == "scheduled", path if path in measured else None)
+            _accumulate(rows.setdefault(row, [0.0, 0.0, 0.0]), cost.macs)
+        tables = _tables(graph_module, self.config)
+        parts = [CostRow((fw, eb, gc), row.least, row.by_product, row.steered) for row, (fw, eb, gc) in rows.items()]
+        return CostMeter({name: tables[name] for name in gated_blocks}, full, fixed, total, parts), list(rows)
 
     def refresh(self, graph_module: GraphModule) -> None:
         """Update the cost node of a graph after the backward products of its ops have changed."""
@@ -92,9 +107,7 @@ class MeterCost(PassBase):
             if facts(node).role == "cost":
                 meter = graph_module.get_submodule(str(node.target))
                 if isinstance(meter, CostMeter):
-                    meter.follow(self._meter(graph_module, list(meter.blocks)))
-                    for stage in (module for module in graph_module.modules() if isinstance(module, StageBits)):
-                        meter.set(stage.known)
+                    meter.follow(self._meter(graph_module, list(meter.blocks))[0])
 
     def ensures(self, graph_module: GraphModule) -> None:
         returned = next(iter(graph_module.graph.find_nodes(op="output"))).args[0]
@@ -108,7 +121,10 @@ def op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost
     second = operand(node, family.operands[1]) if family else node.kwargs.get("b")  # of a fused op
     record = facts(second) if isinstance(second, Node) else None
     weight = second not in moving if record is None or record.role is None else record.role == "weight"
-    return OpCost(op.training_macs, weight, op.precision.least(config.least_bits), op.precision.by_product)
+    recipe = op.precision.recipe_under(config)
+    if recipe is None:
+        return OpCost(op.training_macs, weight)
+    return OpCost(op.training_macs, weight, recipe.least, recipe.by_product)
 
 
 def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:
@@ -134,27 +150,39 @@ def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:
     return Reach((low, high), gated, full, spent)
 
 
-def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, float]:
-    """The lowest and highest cp, in per cent, that the gates of a graph and its stages can choose."""
-    return reach_of(graph_module, config).interval
-
-
 def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Paths]]:
     """For each gated block, the MACs spent on FW, EB and GC under each option."""
     tables: dict[str, list[list[float]]] = {}
     for op, cost in costed(graph_module, config):
         if op.precision.mode == "gated":
             rows = tables.setdefault(op.block or "", [[0.0, 0.0, 0.0] for _ in config.gate_options])
-            options = config.projection_options if op.skip_path else config.gate_options
-            for row, option in zip(rows, options, strict=True):
-                _accumulate(row, cost.spent(option, config.gate_weight_bits))
+            for row, option in zip(rows, op.options(config), strict=True):
+                _accumulate(row, cost.spent(option, op.weight_bits(config)))
     return {name: [(row[0], row[1], row[2]) for row in rows] for name, rows in tables.items()}
 
 
 def costed(graph_module: GraphModule, config: FracConfig) -> list[tuple[Op, OpCost]]:
     """Every counted contraction of a graph, rewritten or not, with the cost of its products."""
+    return [(op, cost) for _, op, cost in _costed(graph_module, config)]
+
+
+def _costed(graph_module: GraphModule, config: FracConfig) -> Iterator[tuple[Node, Op, OpCost]]:
     moving = varying(graph_module.graph)
-    return [(op, op_cost(node, op, moving, config)) for node, op in ops_of(graph_module.graph) if op.macs is not None]
+    for node, op in ops_of(graph_module.graph):
+        if op.macs is not None:
+            yield node, op, op_cost(node, op, moving, config)
+
+
+def _bits(node: Node) -> tuple[Node, Node, Node] | None:
+    """The nodes that give the bits of a contraction's two factors and of its gradient; ``None`` if it is float."""
+    if facts(node).role == "fused":
+        return cast("tuple[Node, Node, Node]", node.args[0])
+    family = contraction(node)
+    gradient = next((user for user in node.users if facts(user).role == "gradient"), None)
+    if family is None or gradient is None:
+        return None
+    first, second = (operand(node, place) for place in family.operands)
+    return cast("tuple[Node, Node, Node]", tuple(each.args[1] for each in (first, second, gradient)))
 
 
 def _accumulate(total: list[float], more: Iterable[float]) -> None:
@@ -162,13 +190,7 @@ def _accumulate(total: list[float], more: Iterable[float]) -> None:
         total[index] += each
 
 
-def _measuring(graph_module: GraphModule) -> list[str]:
+def _measuring(graph_module: GraphModule) -> set[str]:
     """The paths under ``frac`` of the quantizers that measure the bits that gradients need."""
     modules = getattr(graph_module, NAMESPACE, graph_module).named_modules()
-    return [path for path, module in modules if isinstance(module, MeasuringGradientQuantizer)]
-
-
-def _stage_bits(graph: Graph) -> tuple[Node, Node] | None:
-    nodes = {str(node.target): node for node in graph.find_nodes(op="get_attr")}
-    fw, bw = nodes.get("frac.stage.fw"), nodes.get("frac.stage.bw")
-    return (fw, bw) if fw is not None and bw is not None else None
+    return {path for path, module in modules if isinstance(module, MeasuringGradientQuantizer)}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import FracConfig, Recipe
-from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import Format
 from fractrain_fx.kernels.formats import format_by_kernels
@@ -27,7 +27,7 @@ from fractrain_fx.nn.quantizers import (
 from fractrain_fx.nn.rounding import NoiseSeed
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, identifier, insert_module, read, varying
-from fractrain_fx.passes.graph.facts import Op, choices_of, facts, ops_of
+from fractrain_fx.passes.graph.facts import Op, Role, choices_of, facts, ops_of
 
 __all__ = ["Quantize"]
 
@@ -174,8 +174,8 @@ class _Writer:
             fw = self._staged([each.fw for each in stages])
             return _Bits(fw, self._staged([each.bw for each in stages]), fw)
         if mode == "scheduled":
-            gated = self._config.gated
-            weight = self._width(self._config.gate_weight_bits) if gated else self._stage("fw")
+            fixed = op.weight_bits(self._config)
+            weight = self._stage("fw") if fixed is None else self._width(fixed)
             return _Bits(self._stage("fw"), self._stage("bw"), weight)
         if mode == "gated":
             weight = self._width(self._config.gate_weight_bits)
@@ -197,7 +197,7 @@ class _Writer:
     def _activation(self, node: Node, op: Op, source: Node, bits: _Bits, side: str) -> Node:
         batch = facts(source).batch
         if bits.choice is not None and batch is not None:
-            widths = [option.fw for option in self._options(op)]
+            widths = [option.fw for option in op.options(self._config)]
             estimate = self._config.gate.gradient
             # Ops that read the same values share a quantizer where their gains add up, as sums of first order do.
             own = (op.name, side) if estimate == "fisher" else ()
@@ -221,9 +221,6 @@ class _Writer:
             op,
         )
 
-    def _options(self, op: Op) -> tuple[Precision, ...]:
-        return self._config.projection_options if op.skip_path else self._config.gate_options
-
     def _weight(self, node: Node, op: Op, source: Node, bits: _Bits, channel: int) -> Node:
         ndim = len(facts(source).shape or ())
         dim = channel % ndim if ndim > 1 else None
@@ -236,12 +233,20 @@ class _Writer:
             op,
         )
 
-    def _once(self, key: tuple[object, ...], node: Node, path: str, make: object, args: Sequence[Node], op: Op) -> Node:
+    def _once(
+        self,
+        key: tuple[object, ...],
+        node: Node,
+        path: str,
+        make: Callable[[], nn.Module],
+        args: Sequence[Node],
+        op: Op,
+    ) -> Node:
         if key not in self._shared:
-            insert_module(self._graph_module, path, make)  # type: ignore[arg-type]
-            role = "weight" if key[0] == "weight" else "input"
+            insert_module(self._graph_module, path, make)
+            role: Role = "weight" if key[0] == "weight" else "input"
             with self._graph.inserting_before(node):
-                self._shared[key] = call(self._graph, path, args, role=role, owner=op.name, like=args[0])  # type: ignore[arg-type]
+                self._shared[key] = call(self._graph, path, args, role=role, owner=op.name, like=args[0])
         return self._shared[key]
 
     def _gradient(self, node: Node, op: Op, bits: _Bits) -> None:
@@ -249,7 +254,7 @@ class _Writer:
         batch = facts(node).batch
         stream = zlib.crc32(op.name.encode())
         if bits.choice is not None and batch is not None:
-            widths = [option.bw for option in self._options(op)]
+            widths = [option.bw for option in op.options(self._config)]
             insert_module(self._graph_module, path, lambda: MixedGradientQuantizer(fmt, widths, batch, stream))
             arguments = [node, bits.choice, self._seed()]
         else:

@@ -110,6 +110,33 @@ def test_frozen_parts_lower_the_cost_at_the_present_stage() -> None:
     assert float(model.cost.cp_total) == float(fresh.cost.cp_total)
 
 
+class OptionallyScaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out if scale is None else out * scale
+
+
+@pytest.mark.parametrize("gradient_bits", ["given", "needed"])
+def test_a_recording_that_is_made_in_a_later_stage_costs_what_the_first_one_does(gradient_bits: str) -> None:
+    settings = {
+        "method": "pfq",
+        "stages": "FW(4,8)/BW(8,8)",
+        "schedule": "manual",
+        "pins": ["layers.1=FW(4,8)/BW(8,8)"],
+    }
+    config = FracConfig.from_dict({**settings, "affine": {"gradient_bits": gradient_bits}})
+    model = build_rewritten(OptionallyScaled(), X, config=config).train()
+    for stage, cp in (("8/8", 0.0625), ("4/8", (4 * 4 + 4 * 8 + 4 * 8) / 3 / 1024)):
+        model.set_precision(stage)
+        for scale in ({}, {"scale": torch.tensor(2.0)}):
+            model(X, **scale)
+            assert model.cost is not None and float(model.cost.cp) == pytest.approx(cp)
+
+
 def test_a_stage_is_deployed_at_the_widths_that_it_has() -> None:
     model = rewritten()
     step(model)

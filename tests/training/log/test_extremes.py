@@ -21,7 +21,7 @@ FULL, OPTIONS = (100.0, 100.0, 100.0), 3
 
 def meter() -> CostMeter:
     tables = {"one": [[0, 0, 0], [1, 1, 1], [4, 4, 4]], "two": [[0, 0, 0], [2, 2, 2], [8, 8, 8]]}
-    return CostMeter(tables, FULL, (0.0,) * 3, (0.0,) * 3, FULL)
+    return CostMeter(tables, FULL, (0.0,) * 3, FULL)
 
 
 def chosen(*options: int) -> torch.Tensor:
@@ -32,7 +32,7 @@ def test_what_samples_cost_has_the_mean_that_the_step_costs() -> None:
     choices = [chosen(0, 1, 2, 2), chosen(2, 0, 1, 2)]
     spent = meter().of_samples(choices)
     torch.testing.assert_close(spent, torch.tensor([24.0, 3.0, 18.0, 36.0]) / 300)
-    torch.testing.assert_close(spent.mean(), meter()(choices, None).cp)
+    torch.testing.assert_close(spent.mean(), meter()(choices).cp)
 
 
 def test_both_ends_of_all_batches_are_kept_with_their_pictures(tmp_path: Path) -> None:
