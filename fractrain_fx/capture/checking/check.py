@@ -14,6 +14,7 @@ from fractrain_fx.capture.compare import difference, same_tensor
 from fractrain_fx.capture.inputs.batch import batch_size, resize_batch
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import rejection
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import CaptureError
@@ -85,7 +86,7 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         }
         try:
             return [trial_of(snapshot, call, train) for train, call in grown.items()], batching
-        except Exception as error:  # a model may raise anything for a batch size that it does not take
+        except model_errors() as error:  # which may not take this batch size
             if isinstance(error, torch.AcceleratorError):  # it ended all work of a GPU
                 raise CaptureError(
                     "the GPU stopped while the model ran at another size than its example's, and this process can use "
@@ -94,7 +95,7 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
                 ) from error
     try:
         return [trial_of(snapshot, example, train) for train in (False, True)], Batching.FIXED
-    except Exception as error:  # a model may raise anything for inputs that it does not take
+    except model_errors() as error:
         raise rejection(type(snapshot.model).__name__, error) from error
 
 
@@ -108,7 +109,7 @@ def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) ->
     model, train, example, expected = snapshot.model, trial.train, trial.example, trial.expected
     try:
         actual = outcome_of(snapshot, recorded, train, example)
-    except Exception as error:  # any error of the graph is a mismatch, because the model ran
+    except model_errors() as error:  # any error of the graph is a mismatch, because the model ran
         return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
     found = _differ(trial, expected, actual)
     if found is None:
@@ -134,7 +135,7 @@ def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str 
     for run in (snapshot.model, recorded):
         try:
             outputs.append(second_output(snapshot, run, trial.train, trial.example))
-        except Exception as error:
+        except model_errors() as error:
             return f"the graph fails: {type(error).__name__}: {error}" if run is recorded else None
     return difference(outputs[0], outputs[1], tolerance=ROUNDING)
 

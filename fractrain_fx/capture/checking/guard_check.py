@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 from torch.nn.modules import activation, batchnorm, dropout, normalization
 
+from fractrain_fx.capture.model_errors import ignored_model_errors, model_errors
 from fractrain_fx.capture.recording.ambient import computed_from
 from fractrain_fx.capture.sizes.guards import Guard, InputValues, Size
 from fractrain_fx.capture.state import Snapshot
@@ -132,16 +132,16 @@ class Guards:
 
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
         run: _Sizes = _SizesWithoutData(owner, self._graph, wanted)
-        # An error shows that values decide sizes, or that foreign code reads them: this needs a run with data.
-        with contextlib.suppress(Exception), Snapshot(model, held=()).preserved(), torch.no_grad():
-            run.run(*map_tensors(list(values), _without_data))
-            return run.sizes
-        if any(x.is_meta for x in tensors_in(values)):
-            return {}
-        run = _Sizes(owner, self._graph, wanted)
-        # If the graph does not run with such sizes, the sizes before the error count.
-        with Snapshot(model).preserved(), torch.no_grad(), contextlib.suppress(Exception):
-            run.run(*map_tensors(list(values), lambda x: x.detach().clone()))
+        try:
+            with Snapshot(model, held=()).preserved(), torch.no_grad():
+                run.run(*map_tensors(list(values), _without_data))
+        except model_errors():  # values decide sizes, or foreign code reads them: this needs a run with data
+            if any(x.is_meta for x in tensors_in(values)):
+                return {}
+            run = _Sizes(owner, self._graph, wanted)
+            # If the graph does not run with such sizes, the sizes before the error count.
+            with Snapshot(model).preserved(), torch.no_grad(), ignored_model_errors():
+                run.run(*map_tensors(list(values), lambda x: x.detach().clone()))
         return run.sizes
 
 

@@ -17,6 +17,7 @@ from fractrain_fx.capture.circumstances.attributes import Access, Attributes
 from fractrain_fx.capture.compare import copied, difference, same
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.recording.kept.callees import callees, placed
 from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
@@ -140,7 +141,7 @@ def _carried(
         return [], []
     try:
         moving, differs = _twice(snapshot, example, train, changed)
-    except Exception:  # a second call that fails tells nothing about the first
+    except model_errors():  # a second call that fails tells nothing about the first
         return [], []
     counters = [each for each in moving if each.only_counts]
     blamed = [each for each in (changed if differs else moving) if each not in counters]
