@@ -145,10 +145,13 @@ class Snapshot:
     def set_mode(self, train: bool) -> None:
         """Switch the model to a mode, by its own ``train``, which may leave parts of it in eval mode.
 
-        In the mode of the call that is recorded, each part has the mode that it had when this object was made.
+        In the mode of the call that is recorded, each part has the mode that it had when this object was made. A model
+        that has this mode is not switched again, because its ``train`` may do more (merge the weights of adapters).
         """
-        self.model.train(train)
-        if train is self.surroundings.mode:
+        of_call = train is self.surroundings.mode
+        if not (of_call and self.model.training is train):
+            self.model.train(train)
+        if of_call:
             for module, saved in self._attributes:
                 if module is not self.model:
                     module.training = saved["training"][0]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import Interpreter
 
 from fractrain_fx.capture.checking.outcome import Outcome, outcome_of, read_run, second_output
 from fractrain_fx.capture.compare import difference, same_tensor
@@ -42,11 +43,12 @@ class Batching(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the model: its mode, its call, and the outcome."""
+    """One run of the model: its mode, its call, the outcome, and whether the run went backward."""
 
     train: bool
     example: Example
     expected: Outcome
+    backward: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,30 +101,45 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         raise rejection(type(snapshot.model).__name__, error) from error
 
 
-def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
+def trial_of(snapshot: Snapshot, example: Example, train: bool, *, backward: bool = True) -> Trial:
     """Run the model on a call."""
-    return Trial(train, example, outcome_of(snapshot, snapshot.model, train, example))
+    expected = outcome_of(snapshot, snapshot.model, train, example, backward=backward)
+    return Trial(train, example, expected, backward)
 
 
-def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> Mismatch | None:
-    """Run the graph from the same seed as the model, and compare."""
-    model, train, example, expected = snapshot.model, trial.train, trial.example, trial.expected
+def find_mismatch(
+    snapshot: Snapshot, graph: RecordedModule | Interpreter, trial: Trial, rounding: float = ROUNDING
+) -> Mismatch | None:
+    """Run the graph from the same seed as the model, and compare.
+
+    Args:
+        snapshot: the model.
+        graph: the recorded graph, or an interpreter of one.
+        trial: the run of the model.
+        rounding: the rounding, relative to the largest value, by which two paths to the same result may differ.
+    """
+    expected = trial.expected
+
+    def run(which: nn.Module | Interpreter, *, value_free: bool = False) -> Outcome:
+        return outcome_of(snapshot, which, trial.train, trial.example, backward=trial.backward, value_free=value_free)
+
     try:
-        actual = outcome_of(snapshot, recorded, train, example)
+        actual = run(graph)
     except model_errors() as error:  # any error of the graph is a mismatch, because the model ran
         return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
     found = _differ(trial, expected, actual)
     if found is None:
         return None
     # If the model itself is not deterministic (atomic additions on a GPU), only equality up to rounding can hold.
-    if _differ(trial, expected, outcome_of(snapshot, model, train, example)) is None:
-        other_path = outcome_of(snapshot, model, train, example, value_free=True)
+    if _differ(trial, expected, run(snapshot.model)) is None:
+        other_path = run(snapshot.model, value_free=True)
         if _differ(trial, other_path, actual) is not None:
             return found
-    words = difference(expected.output, actual.output, tolerance=ROUNDING)
+    words = difference(expected.output, actual.output, tolerance=rounding)
     if words:
         return Mismatch(trial, words)
-    wrong = (name for group in _groups(expected, actual) for name in _beyond_rounding(snapshot, recorded, trial, group))
+    groups = _groups(expected, actual)
+    wrong = (name for group in groups for name in _beyond_rounding(snapshot, graph, trial, group, rounding))
     return _of_names(trial, expected, list(wrong))
 
 
@@ -169,7 +186,9 @@ def _groups(expected: Outcome, actual: Outcome) -> Iterator[list[str]]:
         yield group
 
 
-def _beyond_rounding(snapshot: Snapshot, recorded: RecordedModule, trial: Trial, names: list[str]) -> Iterator[str]:
+def _beyond_rounding(
+    snapshot: Snapshot, graph: RecordedModule | Interpreter, trial: Trial, names: list[str], rounding: float
+) -> Iterator[str]:
     """Run model and graph again, and give the names whose values differ by more than rounding."""
     # A gradient that is 0 except for rounding (of a query with only one key) has no digits to compare.
     digests, buffers = trial.expected.digests, trial.expected.buffers
@@ -181,9 +200,9 @@ def _beyond_rounding(snapshot: Snapshot, recorded: RecordedModule, trial: Trial,
         kept[name] = x.clone()
 
     def compare(name: str, x: Tensor) -> None:
-        if same_tensor(kept.pop(name, None), x, ROUNDING, 0.0 if name in buffers else floor):
+        if same_tensor(kept.pop(name, None), x, rounding, 0.0 if name in buffers else floor):
             near.add(name)
 
-    read_run(snapshot, snapshot.model, trial.train, trial.example, keep, wanted=names)
-    read_run(snapshot, recorded, trial.train, trial.example, compare, wanted=names)
+    for run, read in ((snapshot.model, keep), (graph, compare)):
+        read_run(snapshot, run, trial.train, trial.example, read, wanted=names, backward=trial.backward)
     return (name for name in names if name not in near)
