@@ -41,7 +41,7 @@ def hungry(error: Exception, most: int = 100, train: tuple[bool, ...] = (True, F
     ("most", "train", "check"),
     [
         (6, (False,), True),  # at twice the samples and one
-        (4, (True,), True),  # at one more
+        (3, (True,), True),  # at one more
         (2, (True, False), True),  # at the example, where no modes and tables were made yet
         (2, (True,), False),  # in the run that is recorded
     ],

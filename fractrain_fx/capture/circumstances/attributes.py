@@ -17,7 +17,7 @@ from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.replaced import Place as Replaced
 from fractrain_fx.capture.replaced import replaced
-from fractrain_fx.capture.source import by_capture, by_library, forward_of
+from fractrain_fx.capture.source import by_library, forward_of, outside_capture
 from fractrain_fx.capture.trees import PLAIN
 
 __all__ = ["ABSENT", "Access", "Attributes", "Place"]
@@ -202,9 +202,7 @@ class Attributes:
         return name not in _OF_TORCH or not issubclass(type(holder), nn.Module)
 
     def _note_read(self, holder: Any, name: str, value: Any) -> None:
-        frame = sys._getframe(2)
-        while by_capture(frame) and frame.f_back:
-            frame = frame.f_back
+        frame = outside_capture(sys._getframe(2))
         if value is ABSENT and by_library(frame):
             return
         access = self.accesses.get((id(holder), name)) or self._access(holder, name, value, carried=True)
