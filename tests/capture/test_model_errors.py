@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,10 +26,15 @@ class Norm(nn.BatchNorm1d):
 
     def __init__(self, error: Exception, most: int = 100, train: tuple[bool, ...] = (True, False)) -> None:
         super().__init__(4)
-        self.error, self.most, self.modes, self.calls = error, most, train, [False] * 100
+        self.error, self.most, self.modes = error, most, train
+        self.fails_at()
+
+    def fails_at(self, *calls: bool) -> None:
+        """Fail at these of the next calls."""
+        self.calls = chain(calls, repeat(False))  # not a list, which every run would put back
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.calls.pop(0) or (len(input) > self.most and self.training in self.modes):
+        if next(self.calls) or (len(input) > self.most and self.training in self.modes):
             raise self.error
         return super().forward(input)
 
@@ -60,10 +67,10 @@ def test_a_graph_without_memory_does_not_differ_from_its_model(error: Exception)
     recorded, snapshot, norm = record(model, (x,)).train, Snapshot(model), model.get_submodule("1")
     assert isinstance(norm, Norm)
     (trial, _), _ = trials_of(snapshot, describe_call(model, (x,), {}), 0)
-    norm.calls[:] = [True] + [False] * 100
+    norm.fails_at(True)
     with pytest.raises(type(error)):
         find_mismatch(snapshot, recorded, trial)
-    norm.calls[:] = [False, False, True] + [False] * 100  # after two calls of the model
+    norm.fails_at(False, False, True)  # after two calls of the model
     with pytest.raises(type(error)):
         repeated(snapshot, recorded, trial)
 
@@ -71,7 +78,9 @@ def test_a_graph_without_memory_does_not_differ_from_its_model(error: Exception)
 @pytest.mark.parametrize("error", ERRORS, ids=["GPU", "Python", "CPU"])
 def test_a_later_call_that_lacks_memory_to_be_compared_says_so(error: Exception) -> None:
     model = fractrainify(hungry(error), config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),))
-    model.get_submodule("1").calls[:] = [True] + [False] * 100
+    norm = model.get_submodule("1")
+    assert isinstance(norm, Norm)
+    norm.fails_at(True)
     with pytest.raises(type(error)) as told:
         model(torch.randn(5, 4))
     assert told.value is error
