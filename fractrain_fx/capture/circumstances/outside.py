@@ -256,7 +256,7 @@ def _matters(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNo
             snapshot.set_mode(train)
             set_level(level)
             output = example.run(snapshot.model)
-        if level is LEVELS[0]:
+        if first is None:
             first = output
         elif difference(first, output) is not None:
             return True
