@@ -180,9 +180,13 @@ class Ambient:
             return None
         return self._writer.create("call_function", enter_gradients, (mode,), effect=True)
 
-    def enter_autocast(self, region: torch.autocast) -> Node:
-        """Write the start of an autocast region."""
+    def enter_region(self, region: Any) -> Node | None:
+        """Write the start of a region of autocast, or of one with gradients."""
         writer = self._writer
+        if not isinstance(region, torch.autocast):
+            return self.enter()
+        if writer.paused:
+            return None
         self._autocasts += 1
         arguments = (writer.device_type(region.device), region.fast_dtype, region._enabled, region._cache_enabled)
         return writer.create("call_function", AUTOCAST[0], arguments, effect=True)
