@@ -99,9 +99,8 @@ def _compared(
                 check_repeated(snapshot, attempt, trial)
             break
         except OneNodeError as found:
-            known = set(one_nodes.callees), set(one_nodes.refused)
-            new = one_nodes.add(found.obstacles, found.refused)
-            if not new and known != (set(one_nodes.callees), set(one_nodes.refused)):
+            new, other_functions = one_nodes.add(found.obstacles, found.refused)
+            if other_functions and not new:
                 continue
             try:
                 one_nodes.keep(snapshot.model, new)

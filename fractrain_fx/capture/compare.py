@@ -29,8 +29,10 @@ def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floo
         return a is b
     if a.is_nested or b.is_nested:
         parts = [x.unbind() if x.is_nested else (x,) for x in (a, b)]
-        same = (same_tensor(x, y, tolerance, floor) for x, y in zip(*parts, strict=False))
-        return a.is_nested == b.is_nested and len(parts[0]) == len(parts[1]) and all(same)
+        pairs = zip(*parts, strict=False)
+        if a.is_nested != b.is_nested or len(parts[0]) != len(parts[1]):
+            return False
+        return all(same_tensor(x, y, tolerance, floor) for x, y in pairs)
     if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
     if a.layout is not torch.strided:

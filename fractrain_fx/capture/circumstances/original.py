@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.attributes import ABSENT, Access, Place
+from fractrain_fx.capture.circumstances.attributes import ABSENT, Access, AttributePath
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.compare import copied, same
@@ -29,7 +29,7 @@ __all__ = ["OriginalCheck"]
 _REWRITE = "call fractrainify(model.restore()) again for it to count"
 _listed = partial(listed, most=4, mark="; ")
 _SMALL = 64  # entries of a container that every call compares
-_HOOKS = {
+_HOOK_KINDS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",
     "_backward_hooks": "backward hook",
@@ -185,7 +185,7 @@ class OriginalCheck:
         self._parameters = [name for _, name in parameters]
         held = (each.raw for each in self._attributes if not each.reported)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
-        hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOKS)
+        hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOK_KINDS)
         self._counted: list[Sized] = [*hooks, *self.structure.containers()]
         self._counts = list(map(len, self._counted))
 
@@ -198,7 +198,7 @@ class OriginalCheck:
         )
 
 
-def _says_no_cache(place: Place, before: Any, now: Any) -> bool:
+def _says_no_cache(place: AttributePath, before: Any, now: Any) -> bool:
     """Whether ``use_cache=False`` was set where it was missing, as Hugging Face's Trainer does on every configuration.
 
     A model of transformers reads a missing one as no cache.
@@ -221,7 +221,7 @@ def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
 
 def _hooks_of(module: nn.Module) -> dict[Any, str]:
     found: dict[Any, str] = {}
-    for kind, words in _HOOKS.items():
+    for kind, words in _HOOK_KINDS.items():
         for key, hook in vars(module)[kind].items():
             if not isinstance(hook, Notice):
                 found[kind, key] = f"the {words} {getattr(hook, '__qualname__', type(hook).__qualname__)}"

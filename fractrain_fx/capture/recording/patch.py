@@ -22,7 +22,7 @@ from fractrain_fx.capture.recording.kept.hidden import MODULE, contractions_in_b
 from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth_of
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import UnrepresentableError
-from fractrain_fx.capture.replaced import Place, replaced
+from fractrain_fx.capture.replaced import Replacement, replaced
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
 from fractrain_fx.capture.state import Generators
@@ -208,7 +208,7 @@ def plain_paths(*, value_free: bool = True, checkpointing: Callable[[], object] 
         checkpointing()
         yield
 
-    places: list[Place] = [(checkpoint.CheckpointFunction, "apply", without)]
+    places: list[Replacement] = [(checkpoint.CheckpointFunction, "apply", without)]
     names = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
     places += [(checkpoint, name, around_nothing) for name in names if name in vars(checkpoint)]
     if value_free:

@@ -133,11 +133,6 @@ class Guard:
             return False
         return type(found) is type(self.value) and bool(found == self.value)
 
-    @property
-    def exact(self) -> bool:
-        """Whether the condition fixes one number, and not a relation that other sizes may meet too."""
-        return not isinstance(self.value, bool) or (self.expression.op is operator.eq) == self.value
-
     def __str__(self) -> str:
         expression, value = self.expression, self.value
         if not isinstance(value, bool):
