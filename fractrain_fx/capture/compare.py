@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.trees import items_of
 
 __all__ = ["copied", "difference", "equal", "same", "same_tensor"]
@@ -114,7 +115,7 @@ def equal(a: Any, b: Any) -> bool:
     """Whether two values are of one type and equal; NaN equals NaN."""
     try:
         return type(a) is type(b) and bool(a == b or (a != a and b != b))
-    except Exception:  # an object without a plain == counts as different
+    except model_errors():  # an object without a plain == counts as different
         return False
 
 

@@ -142,7 +142,7 @@ class Snapshot:
         """Switch the model to a mode, by its own ``train``, which may leave parts of it in eval mode.
 
         In the mode of the call that is recorded, each part has the mode that it had when this object was made. A model
-        that has this mode is not switched again, because its ``train`` may do more (merge the weights of adapters).
+        that has this mode is not switched again, because a ``train`` of its own may do more than set a flag.
         """
         of_call = train is self.surroundings.mode
         if not (of_call and self.model.training is train):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, repeat
+from collections import deque
 
 import pytest
 import torch
@@ -27,14 +27,10 @@ class Norm(nn.BatchNorm1d):
     def __init__(self, error: Exception, most: int = 100, train: tuple[bool, ...] = (True, False)) -> None:
         super().__init__(4)
         self.error, self.most, self.modes = error, most, train
-        self.fails_at()
-
-    def fails_at(self, *calls: bool) -> None:
-        """Fail at these of the next calls."""
-        self.calls = chain(calls, repeat(False))  # not a list, which every run would put back
+        self.calls: deque[bool] = deque()  # not a list, which every run would put back
 
     def forward(self, input: Tensor) -> Tensor:
-        if next(self.calls) or (len(input) > self.most and self.training in self.modes):
+        if (self.calls and self.calls.popleft()) or (len(input) > self.most and self.training in self.modes):
             raise self.error
         return super().forward(input)
 
@@ -67,10 +63,10 @@ def test_a_graph_without_memory_does_not_differ_from_its_model(error: Exception)
     recorded, snapshot, norm = record(model, (x,)).train, Snapshot(model), model.get_submodule("1")
     assert isinstance(norm, Norm)
     (trial, _), _ = trials_of(snapshot, describe_call(model, (x,), {}), 0)
-    norm.fails_at(True)
+    norm.calls.append(True)
     with pytest.raises(type(error)):
         find_mismatch(snapshot, recorded, trial)
-    norm.fails_at(False, False, True)  # after two calls of the model
+    norm.calls.extend((False, False, True))  # after two calls of the model
     with pytest.raises(type(error)):
         repeated(snapshot, recorded, trial)
 
@@ -80,7 +76,7 @@ def test_a_later_call_that_lacks_memory_to_be_compared_says_so(error: Exception)
     model = fractrainify(hungry(error), config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),))
     norm = model.get_submodule("1")
     assert isinstance(norm, Norm)
-    norm.fails_at(True)
+    norm.calls.append(True)
     with pytest.raises(type(error)) as told:
         model(torch.randn(5, 4))
     assert told.value is error
