@@ -17,6 +17,7 @@ from fractrain_fx.capture.checking.verify import Attempt, Run, check_repeated, c
 from fractrain_fx.capture.circumstances.outside import Outside
 from fractrain_fx.capture.inputs.call import Arguments, Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.arguments import argument, map_results
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, merge_modes, remove_dead, same_calls
@@ -98,9 +99,8 @@ def _compared(
                 check_repeated(snapshot, attempt, trial)
             break
         except OneNodeError as found:
-            known = set(one_nodes.callees), set(one_nodes.refused)
-            new = one_nodes.add(found.obstacles, found.refused)
-            if not new and known != (set(one_nodes.callees), set(one_nodes.refused)):
+            new, other_functions = one_nodes.add(found.obstacles, found.refused)
+            if other_functions and not new:
                 continue
             try:
                 one_nodes.keep(snapshot.model, new)
@@ -163,7 +163,7 @@ def _leaks(
         try:
             with _silence():
                 return not same_calls(graph, run(places).graph, additions)
-        except Exception:  # the model, or the recorder, may raise anything for values that cannot be
+        except model_errors():  # or of the recorder, for values that cannot be
             return True
 
     if not reads or not decides(range(len(reads))):
@@ -205,7 +205,7 @@ def _run(
             f"{in_words(model)} returns a {error}, which a graph cannot rebuild: return tensors in tuples, lists, "
             "dictionaries or dataclasses, or switch that part of the output off in the example inputs"
         ) from error
-    except Exception as error:
+    except model_errors() as error:
         if calls.arrays:  # code that works on them may not take tensors
             raise OneNodeError((), calls.arrays) from error
         if has_data(model):

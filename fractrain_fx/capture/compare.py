@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.trees import items_of
 
 __all__ = ["copied", "difference", "equal", "same", "same_tensor"]
@@ -29,8 +30,10 @@ def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floo
         return a is b
     if a.is_nested or b.is_nested:
         parts = [x.unbind() if x.is_nested else (x,) for x in (a, b)]
-        same = (same_tensor(x, y, tolerance, floor) for x, y in zip(*parts, strict=False))
-        return a.is_nested == b.is_nested and len(parts[0]) == len(parts[1]) and all(same)
+        pairs = zip(*parts, strict=False)
+        if a.is_nested != b.is_nested or len(parts[0]) != len(parts[1]):
+            return False
+        return all(same_tensor(x, y, tolerance, floor) for x, y in pairs)
     if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
     if a.layout is not torch.strided:
@@ -112,7 +115,7 @@ def equal(a: Any, b: Any) -> bool:
     """Whether two values are of one type and equal; NaN equals NaN."""
     try:
         return type(a) is type(b) and bool(a == b or (a != a and b != b))
-    except Exception:  # an object without a plain == counts as different
+    except model_errors():  # an object without a plain == counts as different
         return False
 
 

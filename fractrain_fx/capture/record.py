@@ -18,6 +18,7 @@ from fractrain_fx.capture.circumstances.outside import PythonState
 from fractrain_fx.capture.inputs.call import Arguments, CallSpec, Example, describe_call
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.leaves import hooks_left_out
 from fractrain_fx.capture.sizes.guards import Guard, InputValues
@@ -204,7 +205,7 @@ def _fill_caches(model: nn.Module, example: Example, surroundings: Surroundings)
             example.run(model.eval())
             for module in model.modules():
                 found += [(module, name, x) for name, x in _caches(module) if shapes.get((module, name)) != x.shape]
-    except Exception:  # a model may raise anything for inputs that it does not take
+    except model_errors():
         return snapshot
     for module, name, x in found:
         module.register_buffer(name, x, persistent=False)

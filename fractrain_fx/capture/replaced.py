@@ -6,18 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Place", "replaced"]
+__all__ = ["Replacement", "replaced"]
 
-Place = tuple[Any, str, Any]
+Replacement = tuple[Any, str, Any]
 """An object or class, the name of an attribute, and another value for it."""
 
 _INHERITED = object()
 
 
 @contextlib.contextmanager
-def replaced(*places: Place) -> Iterator[None]:
+def replaced(*places: Replacement) -> Iterator[None]:
     """Give attributes other values inside. One that was inherited is inherited again afterwards."""
-    before: list[Place] = []
+    before: list[Replacement] = []
     try:
         for owner, name, value in places:
             before.append((owner, name, vars(owner).get(name, _INHERITED)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -26,6 +26,10 @@ __all__ = [
     "is_within",
     "listed",
     "model_line",
+    "of_models",
+    "outside_capture",
+    "outward",
+    "package_of",
     "source_line",
     "users_frame",
     "warn",
@@ -45,22 +49,34 @@ def source_line() -> str | None:
 
 def users_frame() -> FrameType | None:
     """The innermost frame outside torch and this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and by_library(frame):
-        frame = frame.f_back
-    return frame
+    return next((frame for frame in outward(sys._getframe(1)) if not by_library(frame)), None)
 
 
 def model_line() -> str | None:
     """File and line of the innermost code of the model that is being recorded; ``None`` if all of it is torch's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _of_models(frame):
+    for frame in outward(sys._getframe(1)):
+        if of_models(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if _module_of(frame).startswith(f"{_PACKAGE}.") and not by_capture(frame):
             return None  # what called capture is not the model
-        frame = frame.f_back
     return None
+
+
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame, the one that called it, and so on."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def outside_capture(frame: FrameType) -> FrameType:
+    """The innermost frame of code that is not capture's own, from this one outward."""
+    return next((each for each in outward(frame) if not by_capture(each)), frame)
+
+
+def package_of(frame: FrameType) -> str:
+    """The package that code belongs to, such as ``numpy``."""
+    return _module_of(frame).partition(".")[0]
 
 
 def _module_of(frame: FrameType) -> str:
@@ -72,7 +88,7 @@ def by_capture(frame: FrameType) -> bool:
     return _module_of(frame).startswith(f"{CAPTURE}.")
 
 
-def _of_models(frame: FrameType) -> bool:
+def of_models(frame: FrameType) -> bool:
     """Whether code is a model's: neither torch's nor this package's, but for the models of its zoo."""
     return not by_library(frame) or _module_of(frame).startswith(f"{_PACKAGE}.zoo.")
 
@@ -81,7 +97,7 @@ def error_line(error: BaseException) -> str:
     """File and line of the innermost code outside of torch and this package through which an error went; or empty."""
     found, trace = "", error.__traceback__
     while trace is not None:
-        if _of_models(trace.tb_frame):
+        if of_models(trace.tb_frame):
             found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found

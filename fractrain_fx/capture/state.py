@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,17 @@ from fractrain_fx.capture.surroundings import Surroundings
 __all__ = ["LEVELS", "Generators", "Snapshot", "in_mode", "preserved_random_state", "seeded", "set_level"]
 
 
-LEVELS = (2.0**-20, 0.3, 0.5, 0.7, 1 - 2.0**-20)
-"""Numbers that :func:`set_level` makes the generators give: nearly the ends of [0, 1), and between."""
+LEVELS: Mapping[float, int] = {
+    2.0**-20: 0x0C099132,
+    0.3: 0x36280C7E,
+    0.5: 0x80102204,
+    0.7: 0x24F597CD,
+    1 - 2.0**-20: 0x1017DB84,
+}
+"""Numbers that :func:`set_level` makes the generators give: nearly the ends of [0, 1), and between.
+
+Each has the word of state that MT19937 tempers to it (Matsumoto and Nishimura 1998).
+"""
 
 
 class Generators:
@@ -28,7 +37,7 @@ class Generators:
         kinds = (random.Random, np.random.Generator, np.random.RandomState)
         values = [value for module in model.modules() for value in vars(module).values()]
         self.held: tuple[Any, ...] = tuple({id(each): each for each in values if isinstance(each, kinds)}.values())
-        self._of_torch = tuple({id(each): each for each in values if isinstance(each, torch.Generator)}.values())
+        self.of_torch = tuple({id(each): each for each in values if isinstance(each, torch.Generator)}.values())
 
     def states(self) -> list[Any]:
         """The states of all generators, to compare."""
@@ -38,11 +47,11 @@ class Generators:
 
     def keep(self) -> list[Any]:
         """The states of the generators that the model holds, torch's too, to put back."""
-        return list(map(_state, (*self.held, *self._of_torch)))
+        return list(map(_state, (*self.held, *self.of_torch)))
 
     def put_back(self, states: list[Any]) -> None:
         """Set the generators that the model holds to the states from :meth:`keep`."""
-        for each, state in zip((*self.held, *self._of_torch), states, strict=True):
+        for each, state in zip((*self.held, *self.of_torch), states, strict=True):
             if isinstance(each, np.random.Generator):
                 each.bit_generator.state = state
             else:
@@ -58,24 +67,11 @@ def _state(generator: Any) -> Any:
 def set_level(level: float) -> None:
     """Let Python's and numpy's own generators give ``level`` at the next few hundred draws, then random numbers.
 
-    Both are Mersenne twisters, whose output is an invertible function of one word of their state.
+    Both are Mersenne twisters, which make each output from one word of their state.
     """
-    word = _untempered(int(level * 2**32))
+    word = LEVELS[level]
     random.setstate((3, (word,) * 624 + (0,), None))
     np.random.set_state(("MT19937", np.full(624, word, np.uint32), 0, 0, 0.0))
-
-
-def _untempered(y: int) -> int:
-    """The word of state from which MT19937 makes the output ``y`` (Matsumoto and Nishimura 1998, their tempering)."""
-    y ^= y >> 18
-    y ^= (y << 15) & 0xEFC60000
-    z = y
-    for _ in range(5):
-        z = y ^ ((z << 7) & 0x9D2C5680)
-    x = z
-    for _ in range(3):
-        x = z ^ (x >> 11)
-    return x & 0xFFFFFFFF
 
 
 class Snapshot:
@@ -145,10 +141,13 @@ class Snapshot:
     def set_mode(self, train: bool) -> None:
         """Switch the model to a mode, by its own ``train``, which may leave parts of it in eval mode.
 
-        In the mode of the call that is recorded, each part has the mode that it had when this object was made.
+        In the mode of the call that is recorded, each part has the mode that it had when this object was made. A model
+        that has this mode is not switched again, because a ``train`` of its own may do more than set a flag.
         """
-        self.model.train(train)
-        if train is self.surroundings.mode:
+        of_call = train is self.surroundings.mode
+        if not (of_call and self.model.training is train):
+            self.model.train(train)
+        if of_call:
             for module, saved in self._attributes:
                 if module is not self.model:
                     module.training = saved["training"][0]

@@ -19,6 +19,8 @@ from fractrain_fx.capture.sizes.standins import files_of
 from fractrain_fx.capture.source import by_capture, by_library, model_line
 
 if TYPE_CHECKING:
+    from torch.fx import Node
+
     from fractrain_fx.capture.recording.ambient import Ambient
 
 __all__ = ["Surroundings"]
@@ -44,7 +46,7 @@ class Surroundings:
     inference: bool = False
     left_off: str = ""
     _watcher: Ambient | None = None
-    _regions: list[Any] = field(default_factory=list)
+    _regions: list[tuple[Any, Node | None]] = field(default_factory=list)
 
     @classmethod
     def present(cls, mode: bool) -> Surroundings:
@@ -87,7 +89,7 @@ class Surroundings:
             for name, value in list(vars(owner).items())
             if id(value) in real
         ]
-        for kind in (torch.enable_grad, torch.set_grad_enabled):
+        for kind in (torch.enable_grad, torch.set_grad_enabled, torch.autocast):
             places += [
                 (kind, "__enter__", self._entered(kind.__enter__)),
                 (kind, "__exit__", self._left(kind.__exit__)),
@@ -99,7 +101,8 @@ class Surroundings:
         def ask() -> bool:
             frame, value = sys._getframe(1), real()
             # In a region in which the model itself switched gradients on or off, the call does not matter.
-            own = value is not (switch is GRADIENTS) or (switch is GRADIENTS and any(self._regions))
+            switched = any(not isinstance(region, torch.autocast) for region, _ in self._regions)
+            own = value is not (switch is GRADIENTS) or (switch is GRADIENTS and switched)
             if by_library(frame) or own:
                 return value
             self._told(switch, of_call, frame)
@@ -123,17 +126,19 @@ class Surroundings:
     def _entered(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def enter(region: Any) -> Any:
             result = real(region)
-            counts = getattr(region, "mode", True) and not by_capture(sys._getframe(1))
-            self._regions.append((self._watcher.enter() if self._watcher else None, region) if counts else None)
+            if getattr(region, "mode", True) and not by_capture(sys._getframe(1)):
+                self._regions.append((region, self._watcher.enter_region(region) if self._watcher else None))
             return result
 
         return enter
 
     def _left(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def leave(region: Any, *error: Any) -> Any:
-            opened = self._regions.pop() if self._regions else None
-            if opened is not None and self._watcher is not None:
-                self._watcher.leave(opened[0])
+            opened = next((each for each in reversed(self._regions) if each[0] is region), None)
+            if opened is not None:
+                self._regions.remove(opened)
+                if self._watcher is not None:
+                    self._watcher.leave(opened[1])
             return real(region, *error)
 
         return leave

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.capture.circumstances.structure import SHARDED_ELSEWHERE
+from fractrain_fx.capture.model_errors import is_out_of_memory
 from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.engine.distributed import LOST, is_lost_process
@@ -23,9 +24,6 @@ __all__ = ["differences_in_words", "other_differences", "refused_again", "run_gr
 # Errors that torch and models raise for sizes that do not fit. Torch uses other exceptions to stop a run early, as in
 # activation checkpointing.
 _OF_SIZES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, ArithmeticError)
-# Errors of the device, not of the call.
-_OF_THE_DEVICE: tuple[type[BaseException], ...] = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _TRANSFORMED = (
     "torch.jit.trace (which TensorBoard's add_graph calls) and the transforms of torch.func do not pass through "
     "rounding, which has gradients of its own: trace model.restore() instead, take gradients with loss.backward() or "
@@ -51,12 +49,10 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
         return graph_module(*values)
     try:
         return eager_forward(graph_module)(graph_module, *values)  # hooks belong to the rewritten model
-    except FracTrainError:
-        raise
-    except _OF_THE_DEVICE:
+    except (FracTrainError, torch.AcceleratorError):
         raise
     except _OF_SIZES as error:
-        if any(words in str(error) for words in _NO_MEMORY):
+        if is_out_of_memory(error):
             raise
         if is_lost_process(error):
             raise RunError(LOST) from error

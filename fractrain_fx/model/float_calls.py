@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from types import FrameType, MethodType
 from typing import Any
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, is_adapter
-from fractrain_fx.capture.source import users_frame, warn
+from fractrain_fx.capture.source import outward, users_frame, warn
 from fractrain_fx.capture.targets import call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import ModelError
@@ -78,9 +79,13 @@ class FloatCalls:
             )
         warn(words, at)
 
-    def is_user_call(self) -> bool:
-        """Whether calls of submodules are the user's own, and not made by a watched method."""
-        return not (self._running or self._silent)
+    def heard(self, name: str) -> None:
+        """Warn of a call of a module, unless a watched method or the original's forward makes it."""
+        if self._running or self._silent:
+            return
+        callers = outward(sys._getframe(1))
+        if not any(at.f_code.co_name == "forward" and at.f_locals.get("self") is self.original for at in callers):
+            self.tell(name, users_frame())
 
     def _knows(self, name: str) -> bool:
         return self._silent or name in self._told
@@ -108,7 +113,7 @@ class FloatCalls:
         if self._knows(name) or name in self._armed:
             return
         heard = [each for each in module.modules() if id(each) in self._uncalled and _can_be_told_of(each)]
-        notice = Notice(self, name)
+        notice = Notice(self.heard, name)
         self._armed[name] = [each.register_forward_pre_hook(notice) for each in heard]
 
 

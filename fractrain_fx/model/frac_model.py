@@ -74,7 +74,7 @@ class FracModel(Deployable):
             refuse_plain_trainer(self)
         state: ModelState = self.__dict__[OWN]
         if mode != self.training:
-            state.as_recorded.check_values()
+            state.as_recorded.check_closely()
         self.__dict__["training"] = mode
         # The original may leave parts of itself in eval mode: frozen stages, batch norms of a detector.
         state.original.train(mode)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 from torch import nn
 
+from fractrain_fx.capture.source import outward
 from fractrain_fx.engine.steered import is_steered
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -91,12 +91,10 @@ def refuse_plain_fit(model: Any) -> None:
 
 def _callers(module: Any, kind: str) -> Iterator[Any]:
     """The objects of a class of a module whose methods, written in that module, are running; the innermost first."""
-    frame: FrameType | None = sys._getframe(1) if module is not None else None
-    while frame is not None:
+    for frame in outward(sys._getframe(1)) if module is not None else ():
         caller = frame.f_locals.get("self") if frame.f_globals is vars(module) else None
         if isinstance(caller, getattr(module, kind)):
             yield caller
-        frame = frame.f_back
 
 
 def _may_add_cost(trainer: Any, plain: Any) -> bool:

@@ -167,6 +167,24 @@ def test_a_comparison_leaves_no_trace(method: Method) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ended, strict=True))
 
 
+SWITCHES: list[bool] = []
+
+
+class Switched(nn.Linear):
+    def train(self, mode: bool = True) -> Switched:
+        SWITCHES.append(mode)
+        return super().train(mode)
+
+
+def test_a_comparison_does_not_switch_the_mode_of_a_part() -> None:
+    """A ``train`` of its own may do more than set a flag."""
+    model = fractrainify(nn.Sequential(Switched(4, 4)), config=FLOAT, example_inputs=(torch.randn(2, 4),))
+    model.train().get_submodule("0").eval()
+    SWITCHES.clear()
+    model(torch.randn(3, 4))
+    assert SWITCHES == []
+
+
 def test_a_comparison_leaves_checkpointing_as_it_is() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(4)))

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import Interpreter
 
 from fractrain_fx.capture.checking.outcome import Outcome, outcome_of, read_run, second_output
 from fractrain_fx.capture.compare import difference, same_tensor
 from fractrain_fx.capture.inputs.batch import batch_size, resize_batch
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import rejection
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import CaptureError
@@ -41,11 +43,12 @@ class Batching(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the model: its mode, its call, and the outcome."""
+    """One run of the model: its mode, its call, the outcome, and whether the run went backward."""
 
     train: bool
     example: Example
     expected: Outcome
+    backward: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         }
         try:
             return [trial_of(snapshot, call, train) for train, call in grown.items()], batching
-        except Exception as error:  # a model may raise anything for a batch size that it does not take
+        except model_errors() as error:  # which may not take this batch size
             if isinstance(error, torch.AcceleratorError):  # it ended all work of a GPU
                 raise CaptureError(
                     "the GPU stopped while the model ran at another size than its example's, and this process can use "
@@ -94,34 +97,49 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
                 ) from error
     try:
         return [trial_of(snapshot, example, train) for train in (False, True)], Batching.FIXED
-    except Exception as error:  # a model may raise anything for inputs that it does not take
+    except model_errors() as error:
         raise rejection(type(snapshot.model).__name__, error) from error
 
 
-def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
+def trial_of(snapshot: Snapshot, example: Example, train: bool, *, backward: bool = True) -> Trial:
     """Run the model on a call."""
-    return Trial(train, example, outcome_of(snapshot, snapshot.model, train, example))
+    expected = outcome_of(snapshot, snapshot.model, train, example, backward=backward)
+    return Trial(train, example, expected, backward)
 
 
-def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> Mismatch | None:
-    """Run the graph from the same seed as the model, and compare."""
-    model, train, example, expected = snapshot.model, trial.train, trial.example, trial.expected
+def find_mismatch(
+    snapshot: Snapshot, graph: RecordedModule | Interpreter, trial: Trial, rounding: float = ROUNDING
+) -> Mismatch | None:
+    """Run the graph from the same seed as the model, and compare.
+
+    Args:
+        snapshot: the model.
+        graph: the recorded graph, or an interpreter of one.
+        trial: the run of the model.
+        rounding: the rounding, relative to the largest value, by which two paths to the same result may differ.
+    """
+    expected = trial.expected
+
+    def run(which: nn.Module | Interpreter, *, value_free: bool = False) -> Outcome:
+        return outcome_of(snapshot, which, trial.train, trial.example, backward=trial.backward, value_free=value_free)
+
     try:
-        actual = outcome_of(snapshot, recorded, train, example)
-    except Exception as error:  # any error of the graph is a mismatch, because the model ran
+        actual = run(graph)
+    except model_errors() as error:  # any error of the graph is a mismatch, because the model ran
         return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
     found = _differ(trial, expected, actual)
     if found is None:
         return None
     # If the model itself is not deterministic (atomic additions on a GPU), only equality up to rounding can hold.
-    if _differ(trial, expected, outcome_of(snapshot, model, train, example)) is None:
-        other_path = outcome_of(snapshot, model, train, example, value_free=True)
+    if _differ(trial, expected, run(snapshot.model)) is None:
+        other_path = run(snapshot.model, value_free=True)
         if _differ(trial, other_path, actual) is not None:
             return found
-    words = difference(expected.output, actual.output, tolerance=ROUNDING)
+    words = difference(expected.output, actual.output, tolerance=rounding)
     if words:
         return Mismatch(trial, words)
-    wrong = (name for group in _groups(expected, actual) for name in _beyond_rounding(snapshot, recorded, trial, group))
+    groups = _groups(expected, actual)
+    wrong = (name for group in groups for name in _beyond_rounding(snapshot, graph, trial, group, rounding))
     return _of_names(trial, expected, list(wrong))
 
 
@@ -134,7 +152,7 @@ def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str 
     for run in (snapshot.model, recorded):
         try:
             outputs.append(second_output(snapshot, run, trial.train, trial.example))
-        except Exception as error:
+        except model_errors() as error:
             return f"the graph fails: {type(error).__name__}: {error}" if run is recorded else None
     return difference(outputs[0], outputs[1], tolerance=ROUNDING)
 
@@ -168,7 +186,9 @@ def _groups(expected: Outcome, actual: Outcome) -> Iterator[list[str]]:
         yield group
 
 
-def _beyond_rounding(snapshot: Snapshot, recorded: RecordedModule, trial: Trial, names: list[str]) -> Iterator[str]:
+def _beyond_rounding(
+    snapshot: Snapshot, graph: RecordedModule | Interpreter, trial: Trial, names: list[str], rounding: float
+) -> Iterator[str]:
     """Run model and graph again, and give the names whose values differ by more than rounding."""
     # A gradient that is 0 except for rounding (of a query with only one key) has no digits to compare.
     digests, buffers = trial.expected.digests, trial.expected.buffers
@@ -180,9 +200,9 @@ def _beyond_rounding(snapshot: Snapshot, recorded: RecordedModule, trial: Trial,
         kept[name] = x.clone()
 
     def compare(name: str, x: Tensor) -> None:
-        if same_tensor(kept.pop(name, None), x, ROUNDING, 0.0 if name in buffers else floor):
+        if same_tensor(kept.pop(name, None), x, rounding, 0.0 if name in buffers else floor):
             near.add(name)
 
-    read_run(snapshot, snapshot.model, trial.train, trial.example, keep, wanted=names)
-    read_run(snapshot, recorded, trial.train, trial.example, compare, wanted=names)
+    for run, read in ((snapshot.model, keep), (graph, compare)):
+        read_run(snapshot, run, trial.train, trial.example, read, wanted=names, backward=trial.backward)
     return (name for name in names if name not in near)

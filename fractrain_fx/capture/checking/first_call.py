@@ -9,33 +9,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Graph, Interpreter, Node
-from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.asked import GRADIENTS, InputFact, RequiresGrad, Seen
-from fractrain_fx.capture.checking.check import ROUNDING, Mismatch, Trial
-from fractrain_fx.capture.checking.outcome import Outcome, checked_indices
+from fractrain_fx.capture.checking.check import ROUNDING, find_mismatch, trial_of
+from fractrain_fx.capture.checking.outcome import outcome_of
 from fractrain_fx.capture.checking.verify import locate
-from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.layerdrop import dropped_in_graph
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.constants import WRITTEN
 from fractrain_fx.capture.recording.hooks import HOOKS
 from fractrain_fx.capture.recording.kept.leaves import without_users_hooks
-from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Return
 from fractrain_fx.capture.source import in_words
-from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = ["FloatGraph", "first_difference"]
-
-_Result = tuple[Any, dict[str, Tensor]]
 
 _HALF_ROUNDING = 0.05
 
@@ -79,28 +74,24 @@ def first_difference(
     compared, and in training buffers. ``recorded`` has the modules and parameters that the graph ``plain`` names.
     """
     around = Surroundings.present(training)
+    graph = Interpreter(recorded, graph=plain.graph)
+    graph.extra_traceback = False
     with _apart(model, around, plain.asks_for_gradients):
         written = (p for name, p in model.named_parameters() if name in recorded.meta[WRITTEN])
         snapshot = Snapshot(model, around, held=[*model.buffers(), *written])
-        expected = _outcome(snapshot, call, training, model)
-        actual = _outcome(snapshot, call, training, Interpreter(recorded, graph=plain.graph))
-        if isinstance(expected, Exception) or isinstance(actual, Exception):
-            if isinstance(expected, Exception) and isinstance(actual, Exception):
+        try:
+            trial = trial_of(snapshot, call, training, backward=False)
+        except model_errors() as error:
+            try:
+                outcome_of(snapshot, graph, training, call, backward=False)
+            except model_errors():
                 return None  # the call itself will say why
-            failed, error = ("model", expected) if isinstance(expected, Exception) else ("graph", actual)
-            return f"the {failed} fails: {type(error).__name__}: {error}"
-        words = _differ(expected, actual)
-        if words and _differ(expected, actual, _rounding(model)) is None:
-            # Either the model is not deterministic (atomic additions on a GPU), or it took another path to the same
-            # result: one that is told that values must not be read may do so.
-            again = _run(snapshot, call, training, model)
-            other = _run(snapshot, call, training, model, value_free=True)
-            words = None if _differ(expected, again) else _differ(other, actual)
-        if words is None:
+            return f"the model fails: {type(error).__name__}: {error}"
+        mismatch = find_mismatch(snapshot, graph, trial, _rounding(model))
+        if mismatch is None:
             return None
-        mismatch = Mismatch(Trial(training, call, Outcome(expected[0], {}, frozenset())), words)
         path = locate(snapshot, recorded, plain.returns, mismatch, plain.graph)
-    return f"{words}, first in {path or 'the model'} ({in_words(model.get_submodule(path))})"
+    return f"{mismatch.cause}, first in {path or 'the model'} ({in_words(model.get_submodule(path))})"
 
 
 def _rounding(model: nn.Module) -> float:
@@ -108,11 +99,6 @@ def _rounding(model: nn.Module) -> float:
     cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     half = cast or any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     return _HALF_ROUNDING if half else ROUNDING
-
-
-def _differ(expected: _Result, actual: _Result, tolerance: float = 0.0) -> str | None:
-    words = difference(expected[0], actual[0], tolerance=tolerance)
-    return words or difference(expected[1], actual[1], "buffers", tolerance=tolerance)
 
 
 @contextlib.contextmanager
@@ -131,33 +117,3 @@ def _apart(model: nn.Module, around: Surroundings, gradients: bool) -> Iterator[
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
-
-
-def _outcome(snapshot: Snapshot, call: Example, training: bool, run: nn.Module | Interpreter) -> _Result | Exception:
-    """The result of a run, or its error: a model may raise anything for a call that it does not take.
-
-    Raises:
-        torch.OutOfMemoryError: memory is no fault of the call.
-    """
-    try:
-        return _run(snapshot, call, training, run)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        return error.with_traceback(None)
-
-
-def _run(
-    snapshot: Snapshot, call: Example, training: bool, run: nn.Module | Interpreter, *, value_free: bool = False
-) -> _Result:
-    """The output of the model or of a graph, and the buffers after a call in training."""
-    call, model = call.renewed(), snapshot.model
-    with snapshot.preserved(), plain_paths(value_free=value_free), seeded(), checked_indices(snapshot):
-        model.training = training
-        if isinstance(run, Interpreter):
-            run.extra_traceback = False
-            output = run.run(*call.tensors.values())
-        else:
-            output = run(*call.args, **call.kwargs)
-        after = {name: x.clone() for name, x in model.named_buffers()} if training else {}
-    return pytree.tree_map_only(Tensor, Tensor.detach, output), after

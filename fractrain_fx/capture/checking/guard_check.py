@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
-from torch.nn.modules import activation, batchnorm, dropout, normalization
 
+from fractrain_fx.capture.model_errors import ignored_model_errors, model_errors
 from fractrain_fx.capture.recording.ambient import computed_from
 from fractrain_fx.capture.sizes.guards import Guard, InputValues, Size
 from fractrain_fx.capture.state import Snapshot
@@ -132,16 +131,16 @@ class Guards:
 
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
         run: _Sizes = _SizesWithoutData(owner, self._graph, wanted)
-        # An error shows that values decide sizes, or that foreign code reads them: this needs a run with data.
-        with contextlib.suppress(Exception), Snapshot(model, held=()).preserved(), torch.no_grad():
-            run.run(*map_tensors(list(values), _without_data))
-            return run.sizes
-        if any(x.is_meta for x in tensors_in(values)):
-            return {}
-        run = _Sizes(owner, self._graph, wanted)
-        # If the graph does not run with such sizes, the sizes before the error count.
-        with Snapshot(model).preserved(), torch.no_grad(), contextlib.suppress(Exception):
-            run.run(*map_tensors(list(values), lambda x: x.detach().clone()))
+        try:
+            with Snapshot(model, held=()).preserved(), torch.no_grad():
+                run.run(*map_tensors(list(values), _without_data))
+        except model_errors():  # values decide sizes, or foreign code reads them: this needs a run with data
+            if any(x.is_meta for x in tensors_in(values)):
+                return {}
+            run = _Sizes(owner, self._graph, wanted)
+            # If the graph does not run with such sizes, the sizes before the error count.
+            with Snapshot(model).preserved(), torch.no_grad(), ignored_model_errors():
+                run.run(*map_tensors(list(values), lambda x: x.detach().clone()))
         return run.sizes
 
 
@@ -170,15 +169,6 @@ class _Sizes(Interpreter):
         return value
 
 
-# Functions whose result has the form of their first operand. On the meta device torch needs a millisecond for each.
-_KEEP_FORM = frozenset(
-    {"layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "dropout", "softmax", "log_softmax"}
-    | {"gelu", "relu", "relu6", "silu", "mish", "elu", "leaky_relu", "hardswish", "hardsigmoid", "sigmoid", "tanh"}
-)
-_KEEPING = (activation.__name__, dropout.__name__, normalization.__name__, batchnorm.__name__)
-_OTHERS = (nn.MultiheadAttention, nn.GLU)
-
-
 class _SizesWithoutData(_Sizes):
     """The same on the meta device, with parameters and buffers replaced by tensors without data."""
 
@@ -192,8 +182,6 @@ class _SizesWithoutData(_Sizes):
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module with such parameters; its own are not read or written."""
         module = self.fetch_attr(target)
-        if type(module).__module__ in _KEEPING and not isinstance(module, _OTHERS):
-            return args[0] if args else kwargs["input"]
         # Each place once: a module with two names would keep the tensors that are put there for the call.
         places = (
             (f"{path}.{name}".lstrip("."), x)
@@ -204,12 +192,8 @@ class _SizesWithoutData(_Sizes):
         return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function, or give the form of its result without the call."""
+        """Call a function, or give the form of its result if the meta device refuses the call."""
         name = getattr(target, "__name__", "")
-        if name in _KEEP_FORM and args:
-            return args[0]
-        if name == "scaled_dot_product_attention" and len(args) > 2:
-            return args[0].new_empty((*args[0].shape[:-1], args[2].shape[-1]))
         # Before 2.15 torch refuses products of experts in float32 on the meta device, and computes them on a CPU.
         if name in ("_grouped_mm", "grouped_mm") and [each.ndim for each in args[:2]] == [2, 3]:
             return args[0].new_empty((len(args[0]), args[1].shape[2]))

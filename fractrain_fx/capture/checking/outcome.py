@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Interpreter
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.checking.indices import CheckedIndices
@@ -21,7 +22,7 @@ from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.memory import return_freed_memory
 
-__all__ = ["Digest", "Outcome", "checked_indices", "digest", "outcome_of", "read_run", "second_output"]
+__all__ = ["Digest", "Outcome", "digest", "outcome_of", "read_run", "second_output"]
 
 # Freed bytes of gradients after which they are given back to the system. Asking for them again takes time.
 _RETURNED = 2**25
@@ -64,7 +65,8 @@ class Outcome:
 
     Attributes:
         output: what the call returned, detached.
-        digests: by name, of the gradients of parameters and inputs, and of buffers after the run; empty in eval mode.
+        digests: by name, of the gradients of parameters and inputs, if the run went backward, and of buffers after it;
+            empty in eval mode.
         buffers: the names of buffers.
     """
 
@@ -79,7 +81,13 @@ class Outcome:
 
 
 def outcome_of(
-    snapshot: Snapshot, run: nn.Module, train: bool, example: Example, *, value_free: bool = False
+    snapshot: Snapshot,
+    run: nn.Module | Interpreter,
+    train: bool,
+    example: Example,
+    *,
+    backward: bool = True,
+    value_free: bool = False,
 ) -> Outcome:
     """Call the model or its graph (``run``), and in train mode go backward; see :func:`read_run`."""
     digests: dict[str, Digest] = {}
@@ -87,44 +95,53 @@ def outcome_of(
     def read(name: str, x: Tensor) -> None:
         digests[name] = digest(x)
 
-    output = read_run(snapshot, run, train, example, read, value_free=value_free)
+    output = read_run(snapshot, run, train, example, read, backward=backward, value_free=value_free)
     return Outcome(output, digests, frozenset(name for name, _ in snapshot.model.named_buffers()))
 
 
 def read_run(
     snapshot: Snapshot,
-    run: nn.Module,
+    run: nn.Module | Interpreter,
     train: bool,
     example: Example,
     read: Reader,
     *,
     wanted: Container[str] | None = None,
+    backward: bool = True,
     value_free: bool = False,
 ) -> Any:
     """Call the model or its graph, and in train mode hand over each gradient, when backward has it, and each buffer.
 
     Args:
         snapshot: the model.
-        run: the model, or its recorded graph.
+        run: the model, its recorded graph, or an interpreter of a graph.
         train: the mode.
         example: the call.
         read: is called with name and gradient of each parameter and input that has one, then with the buffers.
         wanted: the names to hand over; all if left out.
+        backward: go backward in train mode. Without it, gradients are on or off as they are around this call.
         value_free: run the path that the model takes if values must not be read.
 
     Returns:
         What the call returned, detached.
     """
-    return_freed_memory()
+    if backward:
+        return_freed_memory()
     model, example = snapshot.model, example.renewed()
     # Listed before the run, because a model may put results into a dictionary among its inputs.
     inputs = list(tensors_in(example.tensors))
-    with snapshot.preserved(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
+    with (
+        snapshot.preserved(),
+        seeded(),
+        plain_paths(value_free=value_free),
+        torch.set_grad_enabled(backward or torch.is_grad_enabled()),
+    ):
         output = _call(snapshot, run, train, example)
-        if train:
+        if train and backward:
             leaves = {**dict(model.named_parameters()), **{f"input {i}": x for i, x in enumerate(inputs)}}
             named = {name: x for name, x in leaves.items() if x.requires_grad and (wanted is None or name in wanted)}
             _gradients_one_by_one(_weighted_sum(output), named, read)
+        if train:
             for name, buffer in model.named_buffers():
                 if wanted is None or name in wanted:
                     read(name, buffer.detach())
@@ -141,14 +158,16 @@ def second_output(snapshot: Snapshot, run: nn.Module, train: bool, example: Exam
     return pytree.tree_map_only(Tensor, Tensor.detach, output)
 
 
-def checked_indices(snapshot: Snapshot) -> AbstractContextManager[object]:
+def _checked_indices(snapshot: Snapshot) -> AbstractContextManager[object]:
     """Refuse indices out of range inside, if a part of the model is where they would end all work of the process."""
     return CheckedIndices() if snapshot.on_gpu else nullcontext()
 
 
-def _call(snapshot: Snapshot, run: nn.Module, train: bool, example: Example) -> Any:
+def _call(snapshot: Snapshot, run: nn.Module | Interpreter, train: bool, example: Example) -> Any:
     snapshot.set_mode(train)
-    with checked_indices(snapshot):
+    with _checked_indices(snapshot):
+        if isinstance(run, Interpreter):
+            return run.run(*example.tensors.values())
         if isinstance(run, RecordedModule):
             run.set_mode(train)
             # Not through ``__call__``, which prints the generated code when a node fails.

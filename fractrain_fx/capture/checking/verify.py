@@ -20,6 +20,7 @@ from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.circumstances.outside import PythonState
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.model_errors import ignored_model_errors
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.one_node import OneNodeError
 from fractrain_fx.capture.recording.patch import plain_paths
@@ -148,7 +149,7 @@ def locate(
             recorded.set_mode(trial.train)
             wanted = {node for returned in returns for node in returned.nodes if node is not None}
             values = _Values(recorded, graph or recorded.graph, wanted)
-            with contextlib.suppress(Exception):  # the search may be for the node that raises
+            with ignored_model_errors():  # the search may be for the node that raises
                 values.run(*trial.example.renewed().tensors.values())
     calls = {path: iter(each) for path, each in expected.items()}
     for returned in returns:

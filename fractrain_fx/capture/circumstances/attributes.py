@@ -15,12 +15,11 @@ from fractrain_fx.capture.circumstances.holders import holders
 from fractrain_fx.capture.compare import copied, same
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
-from fractrain_fx.capture.replaced import Place as Replaced
-from fractrain_fx.capture.replaced import replaced
-from fractrain_fx.capture.source import by_capture, by_library, forward_of
+from fractrain_fx.capture.replaced import Replacement, replaced
+from fractrain_fx.capture.source import by_library, forward_of, outside_capture
 from fractrain_fx.capture.trees import PLAIN
 
-__all__ = ["ABSENT", "Access", "Attributes", "Place"]
+__all__ = ["ABSENT", "Access", "AttributePath", "Attributes"]
 
 
 class ABSENT:
@@ -34,7 +33,7 @@ _Line = tuple[CodeType, int]
 
 
 @dataclass(frozen=True)
-class Place:
+class AttributePath:
     """The place of an attribute in the model.
 
     Attributes:
@@ -68,7 +67,7 @@ class Access:
     """
 
     holder: Any
-    place: Place
+    place: AttributePath
     value: Any
     carried: bool
     readers: set[str] = field(default_factory=set)
@@ -111,7 +110,7 @@ class Attributes:
     def observed(self) -> Iterator[None]:
         """Watch inside."""
         held = {type(holder) for holder, _, name in self._places.values() if name} - {SimpleNamespace}
-        places: list[Replaced] = [(nn.Module, "__getattr__", self._missing(nn.Module.__getattr__))]
+        places: list[Replacement] = [(nn.Module, "__getattr__", self._missing(nn.Module.__getattr__))]
         for name, made in (("__getattribute__", self._getter), ("__setattr__", self._setter)):
             kinds = {nn.Module, *(_owner_of(name, each) for each in held)}
             places += [(kind, name, made(getattr(kind, name))) for kind in kinds]
@@ -129,13 +128,17 @@ class Attributes:
             if holder is not None and vars(holder) is names:
                 for name in code.co_names:
                     if isinstance(names.get(name, ABSENT), _PLAIN):
-                        yield Access(holder, Place(holder.__name__, "", name), copied(names[name]), carried=True)
+                        yield Access(
+                            holder, AttributePath(holder.__name__, "", name), copied(names[name]), carried=True
+                        )
         for kind in {type(holder) for holder, _, held in self._places.values() if not held}:
             forward: Any = forward_of(kind)
             cells = forward.__closure__ or () if hasattr(forward, "__code__") else ()
             for name, cell in zip(forward.__code__.co_freevars, cells, strict=True) if cells else ():
                 if cell != CellType() and isinstance(cell.cell_contents, _PLAIN):
-                    yield Access(cell, Place(kind.__name__, name, "cell_contents"), copied(cell.cell_contents), True)
+                    yield Access(
+                        cell, AttributePath(kind.__name__, name, "cell_contents"), copied(cell.cell_contents), True
+                    )
 
     def left_behind(self) -> list[Access]:
         """Attributes that the run set to another value and never read: they serve code around the model.
@@ -202,9 +205,7 @@ class Attributes:
         return name not in _OF_TORCH or not issubclass(type(holder), nn.Module)
 
     def _note_read(self, holder: Any, name: str, value: Any) -> None:
-        frame = sys._getframe(2)
-        while by_capture(frame) and frame.f_back:
-            frame = frame.f_back
+        frame = outside_capture(sys._getframe(2))
         if value is ABSENT and by_library(frame):
             return
         access = self.accesses.get((id(holder), name)) or self._access(holder, name, value, carried=True)
@@ -216,7 +217,7 @@ class Attributes:
 
     def _access(self, holder: Any, name: str, value: Any, carried: bool) -> Access:
         _, path, held = self._places[id(holder)]
-        access = Access(holder, Place(path, held, name), copied(value), carried)
+        access = Access(holder, AttributePath(path, held, name), copied(value), carried)
         self.accesses[id(holder), name] = access
         return access
 

@@ -17,12 +17,11 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.attributes import ABSENT, Access, Place
+from fractrain_fx.capture.circumstances.attributes import ABSENT, Access, AttributePath
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.compare import copied, same
 from fractrain_fx.capture.source import is_within, listed, warn
-from fractrain_fx.capture.trees import PLAIN
 from fractrain_fx.errors import ModelError
 
 __all__ = ["OriginalCheck"]
@@ -30,7 +29,7 @@ __all__ = ["OriginalCheck"]
 _REWRITE = "call fractrainify(model.restore()) again for it to count"
 _listed = partial(listed, most=4, mark="; ")
 _SMALL = 64  # entries of a container that every call compares
-_HOOKS = {
+_HOOK_KINDS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",
     "_backward_hooks": "backward hook",
@@ -93,22 +92,6 @@ class OriginalCheck:
             ModelError: modules or parameters are not those of the graph.
         """
         if not self._as_noted():
-            self.check_closely()
-
-    def check_values(self) -> None:
-        """Compare by identity, and also what only values and shapes show, at mode switches.
-
-        Raises:
-            ModelError: modules or parameters are not those of the graph.
-        """
-        unreported = (each for each in self._attributes if not each.reported)
-        deep = (each for each in unreported if not (each.names and isinstance(each.value, PLAIN)))
-        same_values = all(same(each.value, each.access.present()) for each in deep)
-        held = list(map(dict.get, self._owners, self._parameters))
-        same_tensors = len(held) == len(self._held) and all(map(is_, held, self._held))
-        same_shapes = same_tensors and _shapes(held) == self._shapes and self._buffer_shapes() == self._of_buffers
-        same_forwards = self._own_forwards() == self._forwards
-        if not (same_values and same_shapes and same_forwards and self._as_noted()):
             self.check_closely()
 
     def check_closely(self) -> None:
@@ -200,20 +183,11 @@ class OriginalCheck:
         parameters = [(owner, name) for owner in owners for name, x in owner.items() if x is not None]
         self._owners = [owner for owner, _ in parameters]
         self._parameters = [name for _, name in parameters]
-        self._held = list(map(dict.get, self._owners, self._parameters))
-        self._forwards = self._own_forwards()
-        self._shapes, self._of_buffers = _shapes(self._held), self._buffer_shapes()
         held = (each.raw for each in self._attributes if not each.reported)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
-        hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOKS)
+        hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOK_KINDS)
         self._counted: list[Sized] = [*hooks, *self.structure.containers()]
         self._counts = list(map(len, self._counted))
-
-    def _buffer_shapes(self) -> list[Any]:
-        return _shapes(x for module in self.uncalled.values() for x in module._buffers.values())
-
-    def _own_forwards(self) -> list[bool]:
-        return ["forward" in vars(module) for module in self.uncalled.values()]
 
     def _as_noted(self) -> bool:
         return (
@@ -224,16 +198,12 @@ class OriginalCheck:
         )
 
 
-def _says_no_cache(place: Place, before: Any, now: Any) -> bool:
+def _says_no_cache(place: AttributePath, before: Any, now: Any) -> bool:
     """Whether ``use_cache=False`` was set where it was missing, as Hugging Face's Trainer does on every configuration.
 
     A model of transformers reads a missing one as no cache.
     """
     return place.name == "use_cache" and bool(place.held) and before is ABSENT and now is False
-
-
-def _shapes(tensors: Iterable[Tensor | None]) -> list[Any]:
-    return [None if x is None else x.shape for x in tensors]
 
 
 def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
@@ -251,7 +221,7 @@ def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
 
 def _hooks_of(module: nn.Module) -> dict[Any, str]:
     found: dict[Any, str] = {}
-    for kind, words in _HOOKS.items():
+    for kind, words in _HOOK_KINDS.items():
         for key, hook in vars(module)[kind].items():
             if not isinstance(hook, Notice):
                 found[kind, key] = f"the {words} {getattr(hook, '__qualname__', type(hook).__qualname__)}"

@@ -17,13 +17,14 @@ from fractrain_fx.capture.circumstances.attributes import Access, Attributes
 from fractrain_fx.capture.compare import copied, difference, same
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data
+from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.recording.kept.callees import callees, placed
 from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.replaced import replaced
-from fractrain_fx.capture.source import is_within, listed
+from fractrain_fx.capture.source import is_within, listed, outward, package_of
 from fractrain_fx.capture.state import LEVELS, Generators, Snapshot, seeded, set_level
 
 __all__ = ["Outside", "PythonState"]
@@ -140,7 +141,7 @@ def _carried(
         return [], []
     try:
         moving, differs = _twice(snapshot, example, train, changed)
-    except Exception:  # a second call that fails tells nothing about the first
+    except model_errors():  # a second call that fails tells nothing about the first
         return [], []
     counters = [each for each in moving if each.only_counts]
     blamed = [each for each in (changed if differs else moving) if each not in counters]
@@ -211,9 +212,8 @@ def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: 
         nonlocal state
         if kind not in ("return", "c_return") or (now := generators.states()) == state:
             return
-        state, at = now, frame
-        while _is_library(at) and at.f_back is not None:
-            at = at.f_back
+        state = now
+        at = next((each for each in outward(frame) if package_of(each) not in _LIBRARIES), frame)
         line, module = f"{at.f_code.co_filename}:{at.f_lineno}", _module_of(at, paths)
         cause = (
             f"it draws random numbers of Python or numpy ({line}), which a graph would repeat at every call (drawn "
@@ -231,18 +231,13 @@ def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: 
     return list(found.values())
 
 
-def _is_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
-
-
-def _module_of(frame: FrameType | None, paths: dict[int, str]) -> str:
+def _module_of(frame: FrameType, paths: dict[int, str]) -> str:
     """Path of the innermost module of the model whose forward runs."""
-    while frame is not None:
-        code = frame.f_code
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    for each in outward(frame):
+        code = each.f_code
+        first = each.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(first, nn.Module) and id(first) in paths and code.co_name == "forward":
             return paths[id(first)]
-        frame = frame.f_back
     return ""
 
 
@@ -261,7 +256,7 @@ def _matters(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNo
             snapshot.set_mode(train)
             set_level(level)
             output = example.run(snapshot.model)
-        if level is LEVELS[0]:
+        if first is None:
             first = output
         elif difference(first, output) is not None:
             return True

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.inputs.examples_hf import hugging_face_inputs
+from fractrain_fx.capture.inputs.examples_hf import HuggingFaceInputs
 from fractrain_fx.capture.inputs.wrappers import adapted_model
 from fractrain_fx.errors import InputError
 
@@ -42,7 +42,7 @@ def example_inputs(
     # A program with a Hugging Face model has imported this; other programs need not have it installed.
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
-        kwargs = hugging_face_inputs(model, batch=batch, labels=labels, generator=generator)
+        kwargs = HuggingFaceInputs(model, batch, generator).build(labels)
         return (), {name: _like_model(model, value) for name, value in kwargs.items()}
     size = _timm_size(model) or _torchvision_size(model)
     if size is None:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from fractrain_fx.errors import InputError
 
-__all__ = ["hugging_face_inputs"]
+__all__ = ["HuggingFaceInputs"]
 
 TEXT_LENGTH, TARGET_LENGTH = 16, 12  # tokens; different, so that encoder and decoder cannot be confused
 IMAGE_SIDE = 224  # for configurations without a size: the processors of convolutional models resize to this
@@ -30,17 +30,8 @@ _CLASS_OF_PIXEL = ("SEMANTIC_SEGMENTATION",)
 _TRANSCRIPT = ("CTC",)
 
 
-def hugging_face_inputs(model: nn.Module, *, batch: int, labels: bool, generator: Generator) -> dict[str, Tensor]:
-    """Build keyword inputs for a ``PreTrainedModel`` on the CPU.
-
-    Raises:
-        InputError: the model needs an input that its configuration does not describe.
-    """
-    return _Inputs(model, batch, generator).build(labels)
-
-
-class _Inputs:
-    """Builds the inputs of one model."""
+class HuggingFaceInputs:
+    """Builds keyword inputs for a ``PreTrainedModel`` on the CPU."""
 
     def __init__(self, model: nn.Module, batch: int, generator: Generator) -> None:
         self.model = model
@@ -52,6 +43,11 @@ class _Inputs:
         self.padded = torch.zeros(batch, 0, dtype=torch.bool)  # set with the text
 
     def build(self, labels: bool) -> dict[str, Tensor]:
+        """The inputs, with labels or without.
+
+        Raises:
+            InputError: the model needs an input that its configuration does not describe.
+        """
         builders = {
             "input_ids": self._text,
             "pixel_values": self._images,

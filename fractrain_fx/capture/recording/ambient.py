@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 
 from fractrain_fx.capture.asked import (
@@ -28,8 +29,6 @@ from fractrain_fx.capture.source import by_library, is_within
 
 __all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "computed_from"]
 
-AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
-
 
 def enter_gradients(mode: bool) -> bool:
     """Switch gradients on or off; returns whether they were on."""
@@ -43,7 +42,7 @@ def leave_gradients(before: bool) -> None:
     torch._C._set_grad_enabled(before)
 
 
-REGIONS: dict[Any, Callable[..., Any]] = {AUTOCAST[0]: AUTOCAST[1], enter_gradients: leave_gradients}
+REGIONS: dict[Any, Callable[..., Any]] = {_enter_autocast: _exit_autocast, enter_gradients: leave_gradients}
 """The call that begins a region, and the call that ends it."""
 
 GRADIENT_READS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
@@ -180,17 +179,21 @@ class Ambient:
             return None
         return self._writer.create("call_function", enter_gradients, (mode,), effect=True)
 
-    def enter_autocast(self, region: torch.autocast) -> Node:
-        """Write the start of an autocast region."""
+    def enter_region(self, region: Any) -> Node | None:
+        """Write the start of a region of autocast, or of one with gradients."""
         writer = self._writer
+        if not isinstance(region, torch.autocast):
+            return self.enter()
+        if writer.paused:
+            return None
         self._autocasts += 1
         arguments = (writer.device_type(region.device), region.fast_dtype, region._enabled, region._cache_enabled)
-        return writer.create("call_function", AUTOCAST[0], arguments, effect=True)
+        return writer.create("call_function", _enter_autocast, arguments, effect=True)
 
     def leave(self, entry: Node | None) -> None:
         """Write the end of the region that ``entry`` began."""
         if entry is not None:
-            self._autocasts -= entry.target is AUTOCAST[0]
+            self._autocasts -= entry.target is _enter_autocast
             if not entry._erased:
                 self._writer.create("call_function", REGIONS[entry.target], (entry,), effect=True)
 

@@ -21,6 +21,7 @@ from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.standins import stand_in
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import is_within
+from fractrain_fx.capture.state import Generators
 from fractrain_fx.capture.targets import function_node
 from fractrain_fx.capture.trees import version_of
 
@@ -50,8 +51,7 @@ class Effects:
     """
 
     def __init__(self, model: nn.Module, moved: Callable[[], None]) -> None:
-        held = (value for module in model.modules() for value in vars(module).values())
-        self._held = [each for each in held if isinstance(each, torch.Generator)]
+        self._held = Generators(model).of_torch
         self._moved = moved
         self._random = self._states()
         self._draws = 0

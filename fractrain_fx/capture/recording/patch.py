@@ -22,7 +22,7 @@ from fractrain_fx.capture.recording.kept.hidden import MODULE, contractions_in_b
 from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth_of
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import UnrepresentableError
-from fractrain_fx.capture.replaced import Place, replaced
+from fractrain_fx.capture.replaced import Replacement, replaced
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
 from fractrain_fx.capture.state import Generators
@@ -134,14 +134,11 @@ class Calls:
 
 @contextlib.contextmanager
 def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> Iterator[None]:
-    """Send module calls, autograd functions and autocast regions to ``recorder``, and ``callees`` as one call each."""
+    """Send module calls and autograd functions to ``recorder``, and ``callees`` as one call each."""
     forward = nn.Module.__call__
     apply = torch.autograd.Function.__dict__["apply"]
-    enter: Callable[..., Any] = torch.autocast.__enter__
-    leave: Callable[..., Any] = torch.autocast.__exit__
     move: Callable[..., nn.Module] = nn.Module._apply
     real_len = len
-    regions: dict[int, list[Any]] = {}
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return calls.call(forward, module, *args, **kwargs)
@@ -160,12 +157,6 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
             except UnrepresentableError:
                 return write_closed(recorder, name, real, args, kwargs, result, watched)
 
-    def enter_region(self: Any) -> Any:
-        result = enter(self)
-        if not recorder.writer.paused:
-            regions.setdefault(id(self), []).append(recorder.ambient.enter_autocast(self))
-        return result
-
     def length(value: Any) -> Any:
         if isinstance(value, Tensor) and value.ndim and not recorder.writer.paused:
             return recorder.size("size", (value, 0), {})
@@ -176,11 +167,6 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         with recorder.pause():
             return move(self, *args, **kwargs)
 
-    def leave_region(self: Any, *error: Any) -> Any:
-        if not recorder.writer.paused and regions.get(id(self)):
-            recorder.ambient.leave(regions[id(self)].pop())
-        return leave(self, *error)
-
     with (
         plain_paths(checkpointing=recorder.note_checkpointing),
         replaced(
@@ -188,8 +174,6 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
             (nn.Module, "_apply", convert),
             (nn.Module, "__setattr__", recorder.written.setter(nn.Module.__setattr__)),
             (torch.autograd.Function, "apply", classmethod(apply_function)),
-            (torch.autocast, "__enter__", enter_region),
-            (torch.autocast, "__exit__", leave_region),
             # ``len`` turns the result of ``__len__`` into a plain int, so a symbolic size would be lost.
             (builtins, "len", length),
         ),
@@ -224,7 +208,7 @@ def plain_paths(*, value_free: bool = True, checkpointing: Callable[[], object] 
         checkpointing()
         yield
 
-    places: list[Place] = [(checkpoint.CheckpointFunction, "apply", without)]
+    places: list[Replacement] = [(checkpoint.CheckpointFunction, "apply", without)]
     names = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
     places += [(checkpoint, name, around_nothing) for name in names if name in vars(checkpoint)]
     if value_free:

@@ -19,7 +19,7 @@ from fractrain_fx.capture.recording.writer import Obstacle, Source, Writer
 from fractrain_fx.capture.sizes.guards import Expression, Guard, InputValues, Place, Size, place_of
 from fractrain_fx.capture.sizes.results import decided_dims, deciding, guards_an_error, part_count, tests_for_overflow
 from fractrain_fx.capture.sizes.symbolic import READS, Symbol, plain, spoofed, symbol, symbolic_shape, value_of
-from fractrain_fx.capture.source import by_capture
+from fractrain_fx.capture.source import by_capture, outside_capture
 from fractrain_fx.capture.trees import ValueList, has_mask, tensors_in
 from fractrain_fx.errors import InputError
 
@@ -118,8 +118,7 @@ class PythonReads:
         expression = self._expression(op, operands)
         if not expression.sizes or (len(operands) > 1 and len(set(expression.operands)) == 1):
             return None
-        while by_capture(frame) and frame.f_back:
-            frame = frame.f_back
+        frame = outside_capture(frame)
         by_value = next((size for size in expression.sizes if size.read == "item"), None)
         raises = isinstance(value, bool) and guards_an_error(frame, value, called=by_value is not None, compared=True)
         if by_value is not None:

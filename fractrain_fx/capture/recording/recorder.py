@@ -27,7 +27,7 @@ from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.capture.recording.writer import Return, Source, UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.results import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
-from fractrain_fx.capture.source import by_capture, by_library
+from fractrain_fx.capture.source import by_capture, by_library, outside_capture, outward
 from fractrain_fx.capture.trees import holds_tensor, tensors_in
 
 __all__ = ["Recorder"]
@@ -243,11 +243,12 @@ class Recorder(TorchFunctionMode):
         self.reads.cut(name, args, kwargs, result)
         return result
 
-    def _note_code(self, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code not in self.codes and not by_capture(frame):
-            if not by_library(frame):
-                self.codes[frame.f_code] = frame.f_globals
-            frame = frame.f_back
+    def _note_code(self, frame: FrameType) -> None:
+        for each in outward(frame):
+            if each.f_code in self.codes or by_capture(each):
+                return
+            if not by_library(each):
+                self.codes[each.f_code] = each.f_globals
 
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name == "shape":
@@ -276,11 +277,7 @@ class Recorder(TorchFunctionMode):
 
     def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of ``size``, ``stride``, ``numel`` or ``nelement``, symbolic if it may differ between calls."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and by_capture(frame):
-            frame = frame.f_back
-        if frame is not None:
-            self.ambient.read_shape(args[0], frame)
+        self.ambient.read_shape(args[0], outside_capture(sys._getframe(1)))
         shape = self.reads.shape(args[0], torch.Tensor.stride if name == "stride" else torch.Tensor.size)
         if name in ("numel", "nelement"):
             return math.prod(shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -17,7 +17,7 @@ from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.trees import is_strided, tensors_in
 
-__all__ = ["ORDER", "SHAPE", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer"]
+__all__ = ["ORDER", "SHAPE", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer", "nodes_after"]
 
 SHAPE = "recorded_shape"
 """Key of ``node.meta``: the shape of the node's tensor in the recorded run."""
@@ -279,3 +279,11 @@ class Writer:
     def _mark(self, node: Node, sources: Iterable[Source]) -> None:
         for source in sources:
             self._sources[source].add(node)
+
+
+def nodes_after(last: Node) -> Iterator[Node]:
+    """The nodes of a graph that come after ``last``."""
+    node = last.next
+    while node.op != "root":
+        yield node
+        node = node.next

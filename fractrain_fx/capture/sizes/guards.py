@@ -17,10 +17,15 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.graph import magic_methods
 
+from fractrain_fx.capture.source import of_models, outward, package_of
+
 __all__ = ["Expression", "Guard", "InputValues", "Place", "Size", "holds_sizes", "place_of"]
 
 # How generated code writes operations on two operands, such as ``{} < {}``.
 _WRITTEN = {getattr(operator, name, None): words for name, words in magic_methods.items() if words.count("{}") == 2}
+# Packages that models compute with; torch is not part of a model either.
+_LIBRARIES = ("numpy", "einops", "functools", "contextlib")
+
 # A grid has two or three sizes, a box four numbers.
 _NUMBERS = range(2, 5)
 
@@ -128,11 +133,6 @@ class Guard:
             return False
         return type(found) is type(self.value) and bool(found == self.value)
 
-    @property
-    def exact(self) -> bool:
-        """Whether the condition fixes one number, and not a relation that other sizes may meet too."""
-        return not isinstance(self.value, bool) or (self.expression.op is operator.eq) == self.value
-
     def __str__(self) -> str:
         expression, value = self.expression, self.value
         if not isinstance(value, bool):
@@ -145,14 +145,10 @@ class Guard:
 
 
 def place_of(frame: FrameType | None) -> Place:
-    """The innermost line of the model's own code: not of this package, torch, numpy, einops or the standard library."""
-    first = frame
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if not name.startswith(("fractrain_fx.", "torch.", "numpy.", "einops.", "functools", "contextlib")):
-            return Place(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return Place(first.f_code.co_filename, first.f_lineno) if first else Place("?", 0)
+    """The innermost line of the model's own code, which is not in the libraries that it computes with."""
+    own = (each for each in outward(frame) if of_models(each) and package_of(each) not in _LIBRARIES)
+    found = next(own, frame)
+    return Place(found.f_code.co_filename, found.f_lineno) if found else Place("?", 0)
 
 
 def _reads(each: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Union
 import numpy as np
 from torch import Tensor, nn
 
-from fractrain_fx.capture.replaced import Place
+from fractrain_fx.capture.replaced import Replacement
 from fractrain_fx.capture.sizes.symbolic import Symbol, has_symbols, number_of, observe, plain, seen
 from fractrain_fx.capture.trees import ValueList, leaves_in
 
@@ -129,7 +129,7 @@ _APART = frozenset({"torch", "triton", "sympy", "cuda", "numpy", "scipy", "fract
 _NAMES = {"int": stand_in(int, _conversion(int)), "float": stand_in(float, _conversion(float))}
 
 
-def standins(model: nn.Module) -> Iterator[Place]:
+def standins(model: nn.Module) -> Iterator[Replacement]:
     """The functions and types to replace while ``model`` is recorded.
 
     ``int`` and ``float`` are only replaced in the files of the model's own classes, because Python itself and libraries
@@ -158,7 +158,7 @@ def files_of(model: nn.Module) -> Iterable[Any]:
     return [sys.modules[name] for name in sorted(own) if name in sys.modules]
 
 
-def _memoized(model: nn.Module) -> Iterator[Place]:
+def _memoized(model: nn.Module) -> Iterator[Replacement]:
     """The memoized functions that a forward of ``model`` may call.
 
     The search covers loaded Python modules, the classes of the model's modules, and these modules themselves.

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log, sqrt
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify, summarize
+from fractrain_fx.capture.sizes.guards import Place, place_of
 from fractrain_fx.errors import CaptureError, InputError
 from tests.build import rewritten as build_rewritten
 from tests.models import thinned
@@ -550,3 +552,22 @@ def test_a_share_of_the_length_that_only_train_mode_takes_follows_the_length() -
     x = torch.randn(2, 40, 8)
     assert rewritten.train()(x).shape == (2, 30, 8) == model.train()(x).shape
     assert torch.equal(rewritten.eval()(x), model.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "of_model"),
+    [
+        ("functools_of_mine", True),
+        ("numpyro.nn", True),
+        ("fractrain_fx.zoo.models.resnet", True),
+        ("functools", False),
+        ("numpy.lib", False),
+        ("torch.nn.functional", False),
+        ("fractrain_fx.capture.trees", False),
+    ],
+)
+def test_a_guard_names_a_line_of_the_model_and_of_no_library(module: str, of_model: bool) -> None:
+    found: list[Place] = []
+    names = {"__name__": module, "ask": lambda: found.append(place_of(sys._getframe(1)))}
+    exec(compile("ask()", "model.py", "exec"), names)
+    assert (found[0].file == "model.py") == of_model

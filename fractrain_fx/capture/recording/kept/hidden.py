@@ -14,6 +14,7 @@ from typing import Any
 from torch._library.custom_ops import OPDEFS
 from torch.fx import Node
 
+from fractrain_fx.capture.recording.writer import nodes_after
 from fractrain_fx.capture.targets import CONTRACTIONS, call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
 
@@ -114,11 +115,9 @@ class HiddenCalls:
 def products_after(last: Node, counts: Callable[[Node], bool]) -> Counter[str]:
     """The contractions among the nodes after ``last`` that count."""
     found: Counter[str] = Counter()
-    node = last.next
-    while node.op != "root":
+    for node in nodes_after(last):
         name = str(node.target) if node.op == "call_method" else call_name(node.target)
         found[name] += is_product(name) and counts(node)
-        node = node.next
     return found
 
 

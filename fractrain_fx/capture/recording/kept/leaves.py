@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.modules import activation, batchnorm, dropout, instancenorm, normalization, pooling
 
+from fractrain_fx.capture.recording.writer import nodes_after
 from fractrain_fx.capture.targets import ADDS
 
 __all__ = ["Depth", "adds_inputs", "depth_of", "hooks_left_out", "opaque_reason", "without_users_hooks"]
@@ -52,12 +53,10 @@ def adds_inputs(last: Node, inputs: Iterable[Tensor]) -> bool:
     """
     if len({id(x) for x in inputs if x.requires_grad}) < 2:
         return False
-    node = last.next
-    while node.op != "root":
+    for node in nodes_after(last):
         name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
         if name in ADDS and len(set(node.all_input_nodes)) == 2:
             return True
-        node = node.next
     return False
 
 

@@ -31,12 +31,13 @@ class OneNodes:
     refused: set[Callee] = field(default_factory=set)
     met: set[str] = field(default_factory=set)
 
-    def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> dict[str, Obstacle]:
+    def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> tuple[dict[str, Obstacle], bool]:
         """Add the obstacles of one recording.
 
         Returns:
-            The modules to keep as one node next, by path.
+            The modules to keep as one node next, by path; and whether another set of functions is one node now.
         """
+        known = set(self.callees), set(self.refused)
         self.refused |= set(refused)
         for each in refused:
             self.callees.pop(each, None)
@@ -48,7 +49,7 @@ class OneNodes:
                 modules[obstacle.module] = obstacle
             else:
                 self.callees[callee] = obstacle.cause
-        return modules
+        return modules, known != (set(self.callees), self.refused)
 
     def share(self, model: nn.Module) -> float:
         """The share (0..1) of a model's parameters in modules that an obstacle made one node."""
