@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fractrain_fx.config.clock import Amount, Tokens
 from fractrain_fx.engine.distributed import sum_over_ranks
-from fractrain_fx.engine.meter import EpochMeter, EpochSums, StepCost
+from fractrain_fx.engine.meter import EpochMeter, EpochSums
 from fractrain_fx.engine.schedules import Level
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import ConfigError, InputError, RunError
+from fractrain_fx.nn.cost import Cost
 
 __all__ = ["RunClock", "StageChange"]
 
@@ -62,7 +63,7 @@ class RunClock:
         self._window = EpochMeter()
         self._device = torch.device("cpu")
 
-    def add(self, loss: Tensor, cost: StepCost, samples: int, cost_term: Tensor | None = None) -> None:
+    def add(self, loss: Tensor, cost: Cost, samples: int, cost_term: Tensor | None = None) -> None:
         """Add a batch to the open window, as :meth:`EpochMeter.add`."""
         if self.every is not None:
             self._device = loss.device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,27 +13,11 @@ from torch import Tensor
 
 from fractrain_fx.engine.distributed import is_first, sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, next_sentence
+from fractrain_fx.nn.cost import Cost
 
-__all__ = ["EpochMeter", "EpochSums", "StepCost", "refuse_bad_step"]
+__all__ = ["EpochMeter", "EpochSums", "refuse_bad_step"]
 
 _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
-
-
-class StepCost(Protocol):
-    """The cost of one forward: cost shares 0..1 and the choices of the gates."""
-
-    @property
-    def cp(self) -> Float[Tensor, ""]: ...
-    @property
-    def cp_total(self) -> Float[Tensor, ""]: ...
-    @property
-    def fw(self) -> Float[Tensor, ""]: ...
-    @property
-    def eb(self) -> Float[Tensor, ""]: ...
-    @property
-    def gc(self) -> Float[Tensor, ""]: ...
-    @property
-    def choice(self) -> dict[str, Float[Tensor, "batch options"]]: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +57,7 @@ class EpochMeter:
         self._widths: dict[str, int] = {}
 
     def add(
-        self, loss: Float[Tensor, ""], cost: StepCost, samples: int, cost_term: Float[Tensor, ""] | None = None
+        self, loss: Float[Tensor, ""], cost: Cost, samples: int, cost_term: Float[Tensor, ""] | None = None
     ) -> None:
         """Take one step: its mean task loss, its cost, the number of samples, and the cost term if any."""
         self.steps += 1

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from fractrain_fx.engine.ledger import EpochRow
-from fractrain_fx.engine.meter import EpochMeter, EpochSums, StepCost
+from fractrain_fx.engine.meter import EpochMeter, EpochSums
+from fractrain_fx.nn.cost import Cost
 
 __all__ = ["OpenEpoch"]
 
@@ -32,7 +33,7 @@ class OpenEpoch:
         """The parts that are closed."""
         self._meter = EpochMeter()
 
-    def add(self, loss: Tensor, cost: StepCost, samples: int, cost_term: Tensor | None = None) -> None:
+    def add(self, loss: Tensor, cost: Cost, samples: int, cost_term: Tensor | None = None) -> None:
         """Take a batch, as :meth:`EpochMeter.add`."""
         self.batches += 1
         self._meter.add(loss, cost, samples, cost_term)

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
-from fractrain_fx.engine.meter import StepCost
 from fractrain_fx.engine.schedules import Level
 from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.nn.cost import Cost
 
 __all__ = [
     "SteeredModel",
@@ -41,7 +41,7 @@ class SteeredModel(Protocol):
     @property
     def frac_config(self) -> FracConfig: ...
     @property
-    def cost(self) -> StepCost: ...
+    def cost(self) -> Cost: ...
     @property
     def batch(self) -> int: ...
     @property
