@@ -161,7 +161,8 @@ class Engine(Staged):
     def end_step(self) -> StageChange | None:
         """Close an optimizer step; with a clock of steps or tokens, move to the next stage if the schedule says so.
 
-        It waits for the device after each ``every``; on several processes after each step if ``every`` counts tokens.
+        The schedule does not see a window whose batches were all empty. This waits for the device after each ``every``;
+        on several processes after each step if ``every`` counts tokens.
 
         Returns:
             The stage change, or ``None``.
@@ -176,6 +177,8 @@ class Engine(Staged):
             return None
         sums = self._clock.close_window()
         self.check_finite()
+        if not sums.samples:
+            return None
         epoch = len(self.ledger.rows) + 1
         return self._move_to(self._course.plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
 
@@ -196,6 +199,8 @@ class Engine(Staged):
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
         """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
+
+        The schedule does not see an epoch whose batches were all empty.
 
         Args:
             mean_loss: the loss for the schedule; by default the mean task loss over the epoch's steps, plus the cost
@@ -225,6 +230,8 @@ class Engine(Staged):
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
         refuse_bad_step(sums.bad_step, row.epoch, batches, self.model)
+        if not sums.samples:
+            return None
         loss = self._finite_loss(sums, row.epoch)
         if self._clock.every is not None:
             return None

@@ -27,7 +27,7 @@ class EpochRow:
         epoch: counted from 1.
         stage: the stage during the epoch, counted from 0; if it changed, the stage at the epoch's end.
         level: the level of that stage: a precision, a target cp in per cent, or ``float``.
-        loss: mean task loss, or ``None`` if it was not finite.
+        loss: mean task loss, or ``None`` if it was not finite or all batches were empty.
         cp: over the gated (or scheduled) ops.
         cp_total: over every contraction of the model.
         fw, eb, gc: the cost of forward pass, error back-propagation and gradient computation, each as a share of its
@@ -60,11 +60,17 @@ class EpochRow:
 
     def __str__(self) -> str:
         """The epoch in one line."""
-        loss = "not finite" if self.loss is None else f"{self.loss:.4f}"
         return (
-            f"epoch {self.epoch:3d}  stage {self.stage + 1} ({show_level(self.level)})  loss {loss}  "
+            f"epoch {self.epoch:3d}  stage {self.stage + 1} ({show_level(self.level)})  loss {self.loss_text}  "
             f"cp {100 * self.cp:.2f} %  cp_total {100 * self.cp_total:.2f} %{beside_shares(self.uncounted)}"
         )
+
+    @property
+    def loss_text(self) -> str:
+        """The mean task loss in words."""
+        if not self.samples:
+            return "of no sample"
+        return "not finite" if self.loss is None else f"{self.loss:.4f}"
 
     @property
     def pure(self) -> tuple[EpochRow, ...]:
@@ -116,7 +122,7 @@ def stages_text(rows: Iterable[EpochRow], levels: Sequence[str]) -> str:
         if count
     ]
     left_out = [show_level(level) for level, count in zip(levels, samples, strict=True) if not count]
-    return f"stages: {', '.join(had)} of the samples" + (f"; never {', '.join(left_out)}" if left_out else "")
+    return f"stages: {', '.join(had) or 'none'} of the samples" + (f"; never {', '.join(left_out)}" if left_out else "")
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -131,13 +137,13 @@ def _together(parts: Sequence[EpochRow]) -> EpochRow:
     samples = sum(part.samples for part in parts)
 
     def mean(values: Iterable[float]) -> float:
-        return sum(part.samples * value for part, value in zip(parts, values, strict=True)) / samples
+        return sum(part.samples * value for part, value in zip(parts, values, strict=True)) / max(samples, 1)
 
-    losses = [part.loss for part in parts if part.loss is not None]
+    losses = [part.loss for part in parts if part.samples]
     shares = {block: [part.options[block] for part in parts] for block in parts[0].options}
     return replace(
         parts[-1],
-        loss=mean(losses) if len(losses) == len(parts) else None,
+        loss=mean(part.loss or 0.0 for part in parts) if losses and None not in losses else None,
         cp=mean(part.cp for part in parts),
         cp_total=mean(part.cp_total for part in parts),
         fw=mean(part.fw for part in parts),
@@ -202,7 +208,7 @@ class Ledger:
                 str(row.epoch),
                 str(row.stage + 1),
                 show_level(row.level),
-                "not finite" if row.loss is None else f"{row.loss:.4f}",
+                row.loss_text,
                 f"{100 * row.cp:.2f}",
                 f"{100 * row.cp_total:.2f}",
                 f"{row.samples:,}",
@@ -211,7 +217,7 @@ class Ledger:
         ]
         if len(lines) > 2 * _ENDS + 1:
             lines[_ENDS:-_ENDS] = [("...",) * len(heads)]
-        spent = f", mean cp {100 * self.mean_cp:.2f} %, {self.total_macs:.3e} MACs at 32 bits" if self.rows else ""
+        spent = f", mean cp {100 * self.mean_cp:.2f} %, {self.total_macs:.3e} MACs at 32 bits" if self.samples else ""
         return f"Ledger: {len(self.rows)} epochs{spent}\n{table(heads, lines)}"
 
     @property
@@ -230,7 +236,7 @@ class Ledger:
 
     @property
     def mean_cp(self) -> float:
-        """Mean over samples of cp, 0..1; NaN before the first epoch."""
+        """Mean over samples of cp, 0..1; NaN before the first sample."""
         return self._mean("cp")
 
     @property
@@ -251,7 +257,7 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Plain values: the rows and their totals."""
         totals = {"macs": self.macs, "samples": self.samples, "total_macs": self.total_macs}
-        means = {"mean_cp": self.mean_cp, "mean_cp_total": self.mean_cp_total} if self.rows else {}
+        means = {"mean_cp": self.mean_cp, "mean_cp_total": self.mean_cp_total} if self.samples else {}
         return totals | means | {"epochs": [asdict(row) for row in self.rows]}
 
     def load_dict(self, values: Mapping[str, Any]) -> None:
@@ -260,6 +266,6 @@ class Ledger:
         self.rows = [EpochRow.from_dict(row) for row in values["epochs"]]
 
     def _mean(self, name: str) -> float:
-        if not self.rows:
+        if not self.samples:
             return math.nan
         return float(sum(getattr(row, name) * row.samples for row in self.rows)) / self.samples

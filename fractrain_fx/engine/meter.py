@@ -25,7 +25,7 @@ class EpochSums:
     """Means over the samples of an epoch, over all processes.
 
     Attributes:
-        loss: mean task loss; NaN or infinite if that of a step was.
+        loss: mean task loss; NaN or infinite if that of a step was; NaN if no step had a sample.
         cost_term: mean of the cost term.
         shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1.
         options: for each block, the share of samples that chose each option.
@@ -68,7 +68,8 @@ class EpochMeter:
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
         sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
-        bad = torch.ne(loss - loss, 0) * (self._first + self.steps)  # NaN unless the loss is finite
+        number = self._first + self.steps if samples else 0  # the mean loss of no samples is NaN
+        bad = torch.ne(loss - loss, 0) * number  # NaN unless the loss is finite
         self._bad_step = (
             bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         )
@@ -113,15 +114,16 @@ class EpochMeter:
             raise ValueError("an epoch without steps has no means")
         bad_step = self.bad_step()
         loss, cost_term, *shares, samples = sum_over_ranks(self._sums.clone()).tolist()
+        divisor = samples or 1  # steps without samples cost nothing
         options: dict[str, tuple[float, ...]] = {}
         if self._choices is not None:
-            counts = sum_over_ranks(self._choices.clone()) / samples
+            counts = sum_over_ranks(self._choices.clone()) / divisor
             split = counts.split(list(self._widths.values()))
             options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
         return EpochSums(
-            loss=loss / samples,
-            cost_term=cost_term / samples,
-            shares={name: value / samples for name, value in zip(_SHARES, shares, strict=True)},
+            loss=loss / samples if samples else math.nan,
+            cost_term=cost_term / divisor,
+            shares={name: value / divisor for name, value in zip(_SHARES, shares, strict=True)},
             options=options,
             samples=round(samples),
             bad_step=bad_step,
