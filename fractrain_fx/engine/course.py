@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fractrain_fx.config import ByLength, FracConfig
-from fractrain_fx.engine.ledger import EpochRow, Ledger, stages_text, table
+from fractrain_fx.engine.ledger import Ledger
+from fractrain_fx.engine.rows import EpochRow, stages_text, table
 from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSchedule, plan_stages
 from fractrain_fx.engine.steered import SteeredModel, level_text, noted_run, show_level
 from fractrain_fx.errors import FracTrainWarning

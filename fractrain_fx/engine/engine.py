@@ -16,9 +16,8 @@ from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.course import Course, Run, Staged
 from fractrain_fx.engine.distributed import mean_over_ranks
-from fractrain_fx.engine.ledger import EpochRow, Ledger
+from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
-from fractrain_fx.engine.open_epoch import OpenEpoch
 from fractrain_fx.engine.schedules import LoopLength, StageSchedule
 from fractrain_fx.engine.steered import SteeredModel
 from fractrain_fx.engine.watch import LoopWatch
@@ -63,7 +62,6 @@ class Engine(Staged):
         self.accumulate = accumulate
         self._paused = False
         self._clock = RunClock(config.schedule.every)
-        self._epoch = OpenEpoch(self._row)
         self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
         self.ledger = Ledger(self.model.macs, self.model.uncounted, self._course.texts)
         steered.note_steered(self.model, Run(self._course, self.ledger))
@@ -81,7 +79,7 @@ class Engine(Staged):
     @property
     def steps(self) -> int:
         """Batches that this process gave to :meth:`loss` since the epoch began."""
-        return self._epoch.batches
+        return self.ledger.batches
 
     def expect(self, *, epochs: int | None = None, steps: int | None = None) -> None:
         """Say how long the loop is, before its first step; trainers do. A run that has begun is not planned again.
@@ -195,7 +193,7 @@ class Engine(Staged):
 
     def check_finite(self) -> None:
         """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
-        refuse_bad_step(self._epoch.bad_step(), len(self.ledger.rows) + 1, self.steps, self.model)
+        refuse_bad_step(self.ledger.bad_step(), len(self.ledger.rows) + 1, self.steps, self.model)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
         """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
@@ -223,21 +221,22 @@ class Engine(Staged):
         given = told.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
-        parts, sums, batches = self._epoch.close()
+        batches = self.steps
+        sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
         self._controller.start_step()
-        row = self.ledger.close_epoch(parts)
         self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
-        refuse_bad_step(sums.bad_step, row.epoch, batches, self.model)
+        epoch = len(self.ledger.rows)
+        refuse_bad_step(sums.bad_step, epoch, batches, self.model)
         if not sums.samples:
             return None
-        loss = self._finite_loss(sums, row.epoch)
+        loss = self._finite_loss(sums, epoch)
         if self._clock.every is not None:
             return None
         seen = loss if given is None else mean_over_ranks(given, self.model.cost.cp.device)
-        told.refuse_mean(seen, row.epoch)
-        return self._move_to(self._course.plan.schedule.update(seen), row.epoch)
+        told.refuse_mean(seen, epoch)
+        return self._move_to(self._course.plan.schedule.update(seen), epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON) that continue this engine elsewhere, taken between optimizer steps.
@@ -251,7 +250,7 @@ class Engine(Staged):
             "controller": self._controller.state_dict(),
             "clock": self._clock.state_dict(),
         }
-        return state | self._epoch.state_dict()
+        return state | self.ledger.open_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
@@ -265,17 +264,13 @@ class Engine(Staged):
         self._controller.load_state_dict(state.get("controller", {}))
         if "clock" in state:
             self._clock.load_state_dict(state["clock"])
-        self._epoch.load_state_dict(state)
+        self.ledger.load_open_dict(state)
         self._course.stage = int(state["stage"])
         steered.apply_level(self.model, self.level)
 
     def _note(self, loss: Tensor, cost_term: Tensor | None = None) -> None:
-        for sums in (self._epoch, self._clock):
+        for sums in (self.ledger, self._clock):
             sums.add(loss, self.model.cost, self.model.batch, cost_term)
-
-    def _row(self, sums: EpochSums) -> EpochRow:
-        """The ledger's row of what was trained in the present stage since the epoch began."""
-        return self.ledger.row(sums, self.stage, self._course.texts[self.stage], self.model.trained_share, self._clock)
 
     def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
         """The loss that the schedule sees."""
@@ -288,7 +283,7 @@ class Engine(Staged):
             return None
         told.refuse_stage(stage, len(self.levels), epoch)
         if self._clock.every is not None:
-            self._epoch.close_part()
+            self.ledger.close_part(self.stage, self.model.trained_share, self._clock)
         change = StageChange(epoch, self.stage, stage, self.level, self.levels[stage], *self._clock.place)
         self._course.stage = stage
         steered.apply_level(self.model, self.level)
