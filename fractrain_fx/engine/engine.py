@@ -261,9 +261,8 @@ class Engine(Staged):
         told.refuse_state(state, len(self.levels))
         told.load_schedule(self._course.plan.schedule, state["schedule"])
         self.ledger.load_dict(state["ledger"])
-        self._controller.load_state_dict(state.get("controller", {}))
-        if "clock" in state:
-            self._clock.load_state_dict(state["clock"])
+        self._controller.load_state_dict(state["controller"])
+        self._clock.load_state_dict(state["clock"])
         self.ledger.load_open_dict(state)
         self._course.stage = int(state["stage"])
         steered.apply_level(self.model, self.level)

@@ -128,8 +128,7 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     from safetensors.torch import load_file
 
     try:
-        # Before the recipe had a file of its own it was in config.json.
-        file = directory / (_RECIPE if (directory / _RECIPE).is_file() else _CONFIG)
+        file = directory / _RECIPE
         recipe = json.loads(file.read_text(encoding="utf-8"))
         tensors = load_file(directory / _EXAMPLES)
     except (OSError, ValueError, SafetensorError) as error:
