@@ -11,7 +11,7 @@ from typing import Any
 from fractrain_fx.config import ByLength, FracConfig
 from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.rows import EpochRow, stages_text, table
-from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSchedule, plan_stages
+from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSchedule, plan_stages, unit_of
 from fractrain_fx.engine.steered import SteeredModel, level_text, noted_run, show_level
 from fractrain_fx.errors import FracTrainWarning
 
@@ -88,9 +88,8 @@ class Course:
         _log.info("%d stages by %s", stages, self.plan.name)
         if self.plan.windows is None and isinstance(self._config.schedule, ByLength) and self._given is None:
             every = self.plan.every
-            unit = "epochs" if every is None else f"windows of {every}"
             say = "epochs=..." if every is None else f"length={type(every).__name__}(...)"
-            words = _UNTOLD.format(stages=stages, soonest=self.plan.soonest, unit=unit, say=say)
+            words = _UNTOLD.format(stages=stages, soonest=self.plan.soonest, unit=unit_of(every), say=say)
             warnings.warn(words, FracTrainWarning, stacklevel=3)
 
     def end_epoch(self, rows: Sequence[EpochRow]) -> None:
