@@ -268,8 +268,8 @@ class Engine(Staged):
         steered.apply_level(self.model, self.level)
 
     def _note(self, loss: Tensor, cost_term: Tensor | None = None) -> None:
-        for sums in (self.ledger, self._clock):
-            sums.add(loss, self.model.cost, self.model.batch, cost_term)
+        self.ledger.add(loss, self.model.cost, self.model.batch, cost_term)
+        self._clock.add(loss, self.model.batch, cost_term)
 
     def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
         """The loss that the schedule sees."""

@@ -27,7 +27,7 @@ class EpochSums:
     Attributes:
         loss: mean task loss; NaN or infinite if that of a step was; NaN if no step had a sample.
         cost_term: mean of the cost term.
-        shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1.
+        shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1; empty if no step had a cost.
         options: for each block, the share of samples that chose each option.
         samples: samples seen.
         bad_step: the first step, counted from 1, whose loss was not finite; 0 for none.
@@ -57,14 +57,18 @@ class EpochMeter:
         self._widths: dict[str, int] = {}
 
     def add(
-        self, loss: Float[Tensor, ""], cost: Cost, samples: int, cost_term: Float[Tensor, ""] | None = None
+        self, loss: Float[Tensor, ""], cost: Cost | None, samples: int, cost_term: Float[Tensor, ""] | None = None
     ) -> None:
-        """Take one step: its mean task loss, its cost, the number of samples, and the cost term if any."""
+        """Take one step: its mean task loss, its cost, the number of samples, and the cost term if any.
+
+        Either all steps have a cost, or none: then there are no shares and no options.
+        """
         self.steps += 1
         loss = loss.detach()
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
         added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
-        values = [loss, added, *(getattr(cost, name).detach() for name in _SHARES), torch.ones_like(loss)]
+        shares = [] if cost is None else [getattr(cost, name).detach() for name in _SHARES]
+        values = [loss, added, *shares, torch.ones_like(loss)]
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
         sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
@@ -73,7 +77,7 @@ class EpochMeter:
         self._bad_step = (
             bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         )
-        if cost.choice:
+        if cost is not None and cost.choice:
             chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0).to(dtype)
             self._choices = chosen if self._choices is None else self._choices.to(chosen) + chosen
             self._widths = {block: choice.shape[1] for block, choice in cost.choice.items()}
@@ -123,7 +127,7 @@ class EpochMeter:
         return EpochSums(
             loss=loss / samples if samples else math.nan,
             cost_term=cost_term / divisor,
-            shares={name: value / divisor for name, value in zip(_SHARES, shares, strict=True)},
+            shares={name: value / divisor for name, value in zip(_SHARES, shares, strict=False)},
             options=options,
             samples=round(samples),
             bad_step=bad_step,
