@@ -69,7 +69,7 @@ class CostController:
         shares = [option_share(option, weight_bits) for option in options if not option.skips]
         self._beta = gate.beta * len(shares) / sum(shares)
         self._dead_band = gate.dead_band / 100
-        self._control, (self._gain, self._integral_gain) = gate.control, gate.gains
+        self._control, self._gain, self._integral_gain = gate.control, gate.gain, gate.integral_gain
         self._integral: Tensor | float = 0.0
         self._next_integral: Tensor | float = 0.0
         self.accumulate = accumulate
