@@ -30,16 +30,8 @@ from fractrain_fx.training.processes import make_accelerator, seed_all
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.training.trainer import Trainer
 
-__all__ = [
-    "build",
-    "build_trainer",
-    "can_resume",
-    "hold_folder",
-    "new_run",
-    "resume_run",
-    "settings_in",
-    "trained_model",
-]
+__all__ = ["build", "build_trainer", "can_resume", "hold_folder", "new_run", "resume_run"]
+__all__ += ["settings_in", "trained_model"]
 
 _SETTINGS = "config.yaml"
 _PRETRAINING = "pretrain"
@@ -284,7 +276,6 @@ def settings_in(out: Path) -> RunSettings:
 
     Raises:
         RunError: there is no run.
-        ConfigError: the settings do not fit.
     """
     if not can_resume(out):
         raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")

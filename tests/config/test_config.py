@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,19 @@ LEFT_OUT, CODES, ALWAYS = (
 )
 ROW, ZERO = {"affine": AffineConfig(ranges="row")}, {"affine": AffineConfig(gradient_grid="zero")}
 FISHER = {"gate": GateConfig(gradient="fisher")}
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "config.yaml"
+    FracConfig().to_yaml(file)
+    before = file.read_bytes()
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        FracConfig(method="pfq").to_yaml(file)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
