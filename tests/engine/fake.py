@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from fractrain_fx.config import CostTargets, FracConfig
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.controller import option_share
 from fractrain_fx.errors import InputError
 from fractrain_fx.nn.cost import Cost
 from tests.build import paper
@@ -50,7 +49,7 @@ class FakeModel(nn.Module):
 
     def forward(self, batch: int, k: int | Tensor = 2) -> None:
         options = self.frac_config.gate_options
-        share = torch.tensor([option_share(option, self.frac_config.gate_weight_bits) for option in options])
+        share = torch.tensor([option.mean_share(self.frac_config.gate_weight_bits) for option in options])
         choice: dict[str, Tensor] = {}
         cp = torch.zeros(())
         for index, macs in enumerate(self.macs_of_block):
