@@ -16,6 +16,7 @@ from benchmarks.step.measure import interleaved, seconds
 from benchmarks.step.subjects import next_token_loss
 from benchmarks.time_to_loss.curves import Curve
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, RunConfig, fractrainify
+from fractrain_fx.training.length import RunLength
 from fractrain_fx.training.optim import make_optimizer, make_scheduler
 from fractrain_fx.training.settings import TrainSettings
 
@@ -89,7 +90,8 @@ class Trainee:
     ) -> None:
         self.method = method
         self._text = text
-        self._epoch = settings.epoch_steps or len(text.tokens)
+        length = RunLength(settings, len(text.tokens))
+        self._epoch = length.epoch_steps
         torch.manual_seed(settings.seed)  # the same gates for every execution
         began = time.perf_counter()
         self.model: nn.Module = copy.deepcopy(start)
@@ -100,7 +102,7 @@ class Trainee:
         self.setup = time.perf_counter() - began
         self.engine = Engine(self.model) if isinstance(self.model, FracModel) else None
         self._optimizer = make_optimizer(self.model, settings, "language")
-        self._scheduler = make_scheduler(self._optimizer, settings, self._epoch)
+        self._scheduler = make_scheduler(self._optimizer, length)
         self._taken = 0
 
     def step(self) -> None:

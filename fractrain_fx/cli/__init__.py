@@ -9,8 +9,9 @@ import json
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,21 @@ def _command(given: list[str]) -> int:
     arguments = make_parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
     chosen["given"] = given
-    commands = {"train": _train, "plan": _plan, "inspect": _inspect, "compare": _compare, "machines": _machines}
-    commands |= {"zoo": _zoo, "report": _report, "sensitivity": _sensitivity, "export": _export, "build": _build}
+    commands: dict[str, Callable[[dict[str, Any]], int | None]] = {
+        "train": _train,
+        "plan": partial(_show, rewrite=False),
+        "inspect": partial(_show, rewrite=True),
+        "compare": _compare,
+        "machines": _machines,
+        "zoo": _zoo,
+        "report": _report,
+        "sensitivity": _sensitivity,
+        "export": _export,
+        "build": _build,
+    }
     try:
         with _plain_warnings(arguments["command"]):
-            return commands[arguments["command"]](chosen)
+            return commands[arguments["command"]](chosen) or 0
     except FracTrainError as error:
         if chosen.get("debug"):
             raise
@@ -139,15 +150,7 @@ def _say_interrupted(out: Path | None) -> None:
     print(file=sys.stderr)
 
 
-def _plan(arguments: dict[str, Any]) -> int:
-    return _show(arguments, rewrite=False)
-
-
-def _inspect(arguments: dict[str, Any]) -> int:
-    return _show(arguments, rewrite=True)
-
-
-def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
+def _show(arguments: dict[str, Any], *, rewrite: bool) -> None:
     from dataclasses import replace
 
     from fractrain_fx.api import fractrainify, plan
@@ -173,7 +176,6 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
         print(json.dumps(summary.to_dict(), default=str))
     else:
         new_console().print(replace(summary, show_ops=bool(arguments["ops"]), show_shapes=bool(arguments["shapes"])))
-    return 0
 
 
 def _built(arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
@@ -187,7 +189,7 @@ def _built(arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     return built.model, {"config": settings.frac, "example_inputs": args, "example_kwargs": kwargs}
 
 
-def _compare(arguments: dict[str, Any]) -> int:
+def _compare(arguments: dict[str, Any]) -> None:
     from fractrain_fx.api import fractrainify
     from fractrain_fx.numerics import compare
     from fractrain_fx.training.log import new_console
@@ -199,10 +201,9 @@ def _compare(arguments: dict[str, Any]) -> int:
         print(json.dumps(found.to_dict()))
     else:
         new_console().print(found)
-    return 0
 
 
-def _machines(arguments: dict[str, Any]) -> int:
+def _machines(arguments: dict[str, Any]) -> None:
     from fractrain_fx.hardware.catalogue import machine_rows
     from fractrain_fx.summary.machines import machines_table, source_lines
     from fractrain_fx.training.log import new_console
@@ -210,55 +211,50 @@ def _machines(arguments: dict[str, Any]) -> int:
     rows = machine_rows()
     if arguments["json"]:
         print(json.dumps(rows))
-        return 0
+        return
     console = new_console()
     console.print(machines_table(rows, console.width))
     for line in source_lines(rows):
         console.print(line, highlight=False, markup=False)
-    return 0
 
 
-def _zoo(arguments: dict[str, Any]) -> int:
+def _zoo(arguments: dict[str, Any]) -> None:
     from fractrain_fx.zoo.command import list_zoo, show_recipe, show_table
 
     name = arguments["name"]
     if arguments["action"] == "list":
         list_zoo(as_json=bool(arguments["json"]))
-        return 0
+        return
     if name is None:
         raise ConfigError(f"fractrain zoo {arguments['action']} needs a name: 'fractrain zoo list' has them all")
     if arguments["action"] == "show":
         show_recipe(name, as_json=bool(arguments["json"]))
-        return 0
+        return
     runs, into = [Path(folder) for folder in arguments["runs"] or ()], arguments["into"]
     show_table(name, runs, as_json=bool(arguments["json"]), into=None if into is None else Path(into))
-    return 0
 
 
-def _build(arguments: dict[str, Any]) -> int:
+def _build(arguments: dict[str, Any]) -> None:
     from fractrain_fx.native.build import kernels, library
 
     kernels()
     print(library())
-    return 0
 
 
-def _export(arguments: dict[str, Any]) -> int:
+def _export(arguments: dict[str, Any]) -> None:
     from fractrain_fx.cli.export import export
 
     export(arguments)
-    return 0
 
 
-def _report(arguments: dict[str, Any]) -> int:
+def _report(arguments: dict[str, Any]) -> None:
     from fractrain_fx.report.command import write_report
 
     plots = None if arguments["plots"] is None else Path(arguments["plots"])
     write_report(arguments["runs"], Path(arguments["out"]), plots=plots, epochs=arguments["epochs"] or ())
-    return 0
 
 
-def _sensitivity(arguments: dict[str, Any]) -> int:
+def _sensitivity(arguments: dict[str, Any]) -> None:
     from fractrain_fx.cli.sensitivity import show_sensitivity
 
-    return show_sensitivity(arguments)
+    show_sensitivity(arguments)

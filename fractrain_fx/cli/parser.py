@@ -17,10 +17,20 @@ from fractrain_fx.training.flags import add_flags, as_setting
 __all__ = ["COMMANDS", "Parser", "make_parser"]
 
 _BAD_VALUE = re.compile(r"Parser key \"([^\"]+)\"[^:]*:\s+Expected a <class '(\w+)'>\. Got value: (.*)", re.DOTALL)
-COMMANDS = (
-    *("train", "plan", "inspect", "compare", "machines", "zoo", "report"),
-    *("sensitivity", "export", "build"),
-)
+COMMANDS = {
+    "train": "train a model and report its cost",
+    "plan": "what would be rewritten",
+    "inspect": "what a rewritten model consists of",
+    "compare": "a rewritten model beside its float twin",
+    "machines": "machines that a plan can be computed on",
+    "zoo": "the paper's models, runs and tables",
+    "report": "trajectories, stages, bits and cost of runs, as one HTML file",
+    "sensitivity": "which op is hurt by few bits, and widths under a budget",
+    "export": "a trained model for onnxruntime, transformers or torchao",
+    "build": "build the C++ kernels that make training on a CPU quicker",
+}
+"""The help of each command, by its name."""
+
 _KINDS = {"int": "a whole number", "float": "a number"}
 _TRAIN = """Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.
 
@@ -81,11 +91,27 @@ def _new(usage: str, description: str) -> Parser:
     )
 
 
+def _switch(parser: Parser, flag: str, text: str) -> None:
+    """Add a flag without a value; ``None`` if it is not given."""
+    parser.add_argument(flag, action="store_true", default=None, help=text)
+
+
+def _model(parser: Parser) -> None:
+    """Add the name of a model."""
+    text = "timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
+    parser.add_argument("model", metavar="MODEL", type=str, help=text)
+
+
 def make_parser() -> Parser:
     """The parser of the ``fractrain`` command, with one of its own for each subcommand."""
     parser = _new("COMMAND ...", "Train PyTorch models with fractional precision (FracTrain, NeurIPS 2020).")
     parser.add_argument("--version", action="version", version=f"fractrain_fx {metadata.version('fractrain_fx')}")
     commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
+
+    def add(name: str, command: Parser) -> None:
+        _switch(command, "--debug", "show the traceback of an error")
+        commands.add_subcommand(name, command, help=COMMANDS[name])
+        command.prog = f"fractrain {name}"
 
     train = _new("[FLAGS]", _TRAIN)
     train.add_argument("--out", metavar="DIR", type=str, help="folder of the run (default: a new one under runs/)")
@@ -95,18 +121,16 @@ def make_parser() -> Parser:
     )
     train.add_argument("--watch", metavar="N", type=int, help=text_watch)
     add_flags(train)
-    commands.add_subcommand("train", train, help="train a model and report its cost")
+    add("train", train)
 
     plan = _new("MODEL [FLAGS]", "Show what would be rewritten, and why, without rewriting anything.")
     inspect = _new("MODEL [FLAGS]", "Rewrite a model and show the result.")
-    for command, text in ((plan, "what would be rewritten"), (inspect, "what a rewritten model consists of")):
-        command.add_argument(
-            "model", metavar="MODEL", type=str, help="timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
-        )
-        command.add_argument("--ops", action="store_true", default=None, help="list every contraction")
+    for command in (plan, inspect):
+        _model(command)
+        _switch(command, "--ops", "list every contraction")
         text_shapes = "show the shapes of every tensor that enters or leaves a block"
-        command.add_argument("--shapes", action="store_true", default=None, help=text_shapes)
-        command.add_argument("--json", action="store_true", default=None, help="print JSON")
+        _switch(command, "--shapes", text_shapes)
+        _switch(command, "--json", "print JSON")
         if command is inspect:
             text_draw = "also draw it into FILE (.svg, .png, .pdf, .dot, .graphml); with --ops, every contraction"
             command.add_argument("--draw", metavar="FILE", type=str, help=text_draw)
@@ -115,21 +139,21 @@ def make_parser() -> Parser:
             command.add_argument("--machine", metavar="NAME", type=str, help=text_machine)
             command.add_argument("--batch", metavar="N", type=int, help="samples of that step (default: 128)")
         add_flags(command, loop=False)
-        commands.add_subcommand("plan" if command is plan else "inspect", command, help=text)
+        add("plan" if command is plan else "inspect", command)
 
     compare = _new(
         "MODEL [FLAGS]",
         "Run one batch through a rewritten model and its float twin, and name the ops that differ.",
     )
-    compare.add_argument("model", metavar="MODEL", type=str, help="timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION")
+    _model(compare)
     compare.add_argument("--bound", metavar="ERROR", type=float, help="rounding error that is named (default: 0.4)")
-    compare.add_argument("--json", action="store_true", default=None, help="print JSON")
+    _switch(compare, "--json", "print JSON")
     add_flags(compare, loop=False)
-    commands.add_subcommand("compare", compare, help="a rewritten model beside its float twin")
+    add("compare", compare)
 
     machines = _new("[--json]", "List the machines that --machine takes, with their figures and where those come from.")
-    machines.add_argument("--json", action="store_true", default=None, help="print JSON")
-    commands.add_subcommand("machines", machines, help="machines that a plan can be computed on")
+    _switch(machines, "--json", "print JSON")
+    add("machines", machines)
 
     zoo = _new(
         "list|show|table [NAME] [FLAGS]",
@@ -140,9 +164,9 @@ def make_parser() -> Parser:
         "name", nargs="?", metavar="NAME", type=str, help="run to show, or table: 1 to 5, supplement-1, figure-3, ..."
     )
     zoo.add_argument("--runs", metavar="DIR", nargs="+", type=str, help="folders of runs to put beside a table's rows")
-    zoo.add_argument("--json", action="store_true", default=None, help="print JSON")
+    _switch(zoo, "--json", "print JSON")
     zoo.add_argument("--into", metavar="FILE", type=str, help="renew the table in this Markdown file instead")
-    commands.add_subcommand("zoo", zoo, help="the paper's models, runs and tables")
+    add("zoo", zoo)
 
     report = _new(
         "[NAME=]RUN ... [FLAGS]", "Write one HTML file about runs, side by side: it needs no network and no other file."
@@ -155,7 +179,7 @@ def make_parser() -> Parser:
     )
     report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
     report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
-    commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")
+    add("report", report)
     sensitivity = _new(
         "RUN [FLAGS]", "Estimate what rounding each operand of each op does to the loss of a trained model."
     )
@@ -176,7 +200,7 @@ def make_parser() -> Parser:
         "for torchtitan, megatron, transformer-engine or torchao: write which layers stay in bf16 under the budget"
     )
     sensitivity.add_argument("--write", metavar=("TRAINER", "FILE"), nargs=2, type=str, help=text_write)
-    commands.add_subcommand("sensitivity", sensitivity, help="which op is hurt by few bits, and widths under a budget")
+    add("sensitivity", sensitivity)
     export = _new(
         "RUN --to FORMAT [FLAGS]",
         "Write a trained model, with the precision that it was trained with, for other libraries.",
@@ -192,16 +216,12 @@ def make_parser() -> Parser:
     text_levels = "levels of format affine: those of evaluation, or those that integer kernels multiply"
     export.add_argument("--levels", choices=["exact", "integer"], default="exact", type=str, help=text_levels)
     text_choices = "fix the option that most test samples choose in each gated block, and say what that costs"
-    export.add_argument("--commonest", action="store_true", default=None, help=text_choices)
+    _switch(export, "--commonest", text_choices)
     text_fold = "fold batch norms into the convolutions before them (onnx)"
-    export.add_argument("--fold-batch-norm", action="store_true", default=None, help=text_fold)
+    _switch(export, "--fold-batch-norm", text_fold)
     text_weights = "write weights so that onnxruntime prepares them once, as it loads the file (onnx)"
-    export.add_argument("--fold-weights", action="store_true", default=None, help=text_weights)
-    commands.add_subcommand("export", export, help="a trained model for onnxruntime, transformers or torchao")
+    _switch(export, "--fold-weights", text_weights)
+    add("export", export)
     build = _new("", "Build the C++ kernels that round on a CPU, once: run.backend=auto then uses them.")
-    commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
-    made = (train, plan, inspect, compare, machines, zoo, report, sensitivity, export, build)
-    for name, each in zip(COMMANDS, made, strict=True):
-        each.prog = f"fractrain {name}"
-        each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
+    add("build", build)
     return parser

@@ -16,20 +16,25 @@ from fractrain_fx.numerics.sensitivity.result import FILE
 from fractrain_fx.numerics.trainers import layer_precisions
 from fractrain_fx.training.data.loader import Share, by_name, make_loader
 from fractrain_fx.training.log import new_console
-from fractrain_fx.training.run import resume_run
+from fractrain_fx.training.objective import Objective
+from fractrain_fx.training.run import settings_in, trained_model
 
 __all__ = ["measure_run", "show_sensitivity"]
 
+# The flags that need --budget: what each does, and a budget that suits it.
+_WITH_BUDGET = {
+    "allocation": ("writes the widths", "FW-4/BW-6"),
+    "write": ("chooses layers", "FW-10/BW-10"),
+    "stages": ("is for the widths", "FW-4/BW-6"),
+}
 
-def show_sensitivity(arguments: dict[str, Any]) -> int:
+
+def show_sensitivity(arguments: dict[str, Any]) -> None:
     """Measure a run, or read what was measured, and print and write what the flags ask for."""
     source, budget = Path(arguments["run"]), arguments["budget"]
-    if arguments["allocation"] is not None and budget is None:
-        raise ConfigError("--allocation writes the widths under a budget: add --budget FW-4/BW-6, or leave it out")
-    if arguments["write"] is not None and budget is None:
-        raise ConfigError("--write chooses layers under a budget: add --budget FW-10/BW-10, or leave it out")
-    if arguments["stages"] is not None and budget is None:
-        raise ConfigError("--stages is for the widths under a budget: add --budget FW-4/BW-6, or leave it out")
+    for flag, (purpose, example) in _WITH_BUDGET.items():
+        if arguments[flag] is not None and budget is None:
+            raise ConfigError(f"--{flag} {purpose} under a budget: add --budget {example}, or leave it out")
     if source.suffix == ".json":
         if arguments["batches"] is not None:
             raise ConfigError(f"{source} was measured before, so that --batches changes nothing: leave it out")
@@ -55,26 +60,29 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
             layers = layer_precisions(found, _budget(budget), trainer)
             console.print(str(layers))
             layers.write(path)
-    return 0
 
 
 def measure_run(folder: Path, batches: int) -> Sensitivities:
-    """The sensitivities of a run's model as it was trained so far, on batches of its training data.
+    """The sensitivities of a run's model after its last whole epoch, on batches of its training data.
+
+    The run is only read, so it may train meanwhile.
 
     Raises:
-        RunError: there is no run in the folder.
+        RunError: there is no run in the folder, or it has no checkpoint yet.
         InputError: there are too few batches.
     """
-    trainer = resume_run(folder)
-    try:
-        loop = trainer.settings
-        device = next(trainer.model.parameters()).device
-        loader = make_loader(trainer.data, Share(loop.batch_size, loop.seed, torch.device(device)))
-        held = by_name(loader.train(0, batches), trainer.input_name)
-        return sensitivity(trainer.model, held, criterion=trainer.objective.criterion, limit=batches)
-    finally:
-        if trainer.held is not None:
-            trainer.held.release()
+    model, built = trained_model(folder)
+    loop = settings_in(folder).train
+    device = _device(loop.device)
+    loader = make_loader(built.data, Share(loop.batch_size, loop.seed, device))
+    held = by_name(loader.train(0, batches), built.input_name)
+    return sensitivity(model.to(device), held, criterion=Objective.of(built.data).criterion, limit=batches)
+
+
+def _device(name: str) -> torch.device:
+    """The device that a run's settings name; the CPU if this machine does not have it."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found if found is not None and name in ("auto", found.type) else torch.device("cpu")
 
 
 def _allocated(found: Sensitivities, text: str, stages: int | None) -> Allocation | StagedAllocation:

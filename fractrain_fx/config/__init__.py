@@ -7,7 +7,6 @@ from fractrain_fx.config.gate import Control, GateConfig, GateGradient, GateInit
 from fractrain_fx.config.paper import paper_values
 from fractrain_fx.config.pins import Pin
 from fractrain_fx.config.precision import (
-    AUTHORS_IMAGENET_OPTIONS,
     AUTHORS_OPTIONS,
     COMPACT_OPTIONS,
     DFQ_OPTIONS,
@@ -33,7 +32,6 @@ from fractrain_fx.config.schedule import (
 )
 
 __all__ = [
-    "AUTHORS_IMAGENET_OPTIONS",
     "AUTHORS_OPTIONS",
     "BLOCK_FORMATS",
     "CODE_BITS",

@@ -14,9 +14,6 @@ Control = Literal["sign", "multiplier"]
 GateInit = Literal["linear", "he"]
 GateGradient = Literal["straight-through", "fisher"]
 
-# Proportional and integral gain of a multiplier, unless they are given.
-_GAINS = (4.0, 0.02)
-
 
 @dataclass(frozen=True)
 class GateConfig:
@@ -37,8 +34,8 @@ class GateConfig:
         control: how the strength follows ``e``, the relative error of cp. ``multiplier``: a Lagrange multiplier, moved
             by ``beta * integral_gain * e`` in each step, plus ``beta * gain * e``; it has no bound. ``sign``: ``beta``
             times the sign of ``e``, as in the paper.
-        gain: proportional gain of a multiplier; ``None``: 4.
-        integral_gain: its integral gain of a step; ``None``: 0.02.
+        gain: proportional gain of a multiplier.
+        integral_gain: its integral gain of a step.
     """
 
     dims: tuple[int, int] = (32, 16)
@@ -48,8 +45,8 @@ class GateConfig:
     beta: float = 1e-3
     dead_band: float = 0.0
     control: Control = "sign"
-    gain: float | None = None
-    integral_gain: float | None = None
+    gain: float = 4.0
+    integral_gain: float = 0.02
 
     def __post_init__(self) -> None:
         check_kinds(self, "gate.")
@@ -63,26 +60,12 @@ class GateConfig:
             raise ConfigError(f"gate.beta={self.beta} must be above 0 and finite")
         if not 0 <= self.dead_band < float("inf"):
             raise ConfigError(f"gate.dead_band={self.dead_band} must be at least 0 and finite")
-        self._check_gains()
-
-    def _check_gains(self) -> None:
         for name in ("gain", "integral_gain"):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if self.control == "sign":
+            if self.control == "sign" and value != getattr(GateConfig, name):
                 raise ConfigError(
                     f"gate.{name}={value} changes nothing with control={self.control!r}: leave it out, or write "
                     "control='multiplier'"
                 )
             if not 0 < value < float("inf"):
                 raise ConfigError(f"gate.{name}={value} must be above 0 and finite")
-
-    @property
-    def gains(self) -> tuple[float, float]:
-        """Proportional and integral gain of the control; 0 for ``sign``."""
-        if self.control == "sign":
-            return 0.0, 0.0
-        given = (self.gain, self.integral_gain)
-        gain, integral_gain = (usual if own is None else own for own, usual in zip(given, _GAINS, strict=True))
-        return gain, integral_gain

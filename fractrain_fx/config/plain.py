@@ -15,6 +15,7 @@ from fractrain_fx.config.pins import Pin
 from fractrain_fx.config.precision import CostTargets
 from fractrain_fx.config.run import RunConfig
 from fractrain_fx.config.schedule import parse_schedule
+from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,10 +105,10 @@ def _pin(value: Any) -> Pin:
 
 
 def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
-    """Write plain values in their order."""
+    """Write plain values in their order; a file that is there is replaced in one step."""
     import yaml
 
-    Path(path).write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    write_text(Path(path), yaml.safe_dump(values, sort_keys=False))
 
 
 def read_yaml(path: str | Path) -> Mapping[str, Any]:

@@ -9,7 +9,6 @@ from fractrain_fx.config.kinds import check_kinds, require_numbers, require_sequ
 from fractrain_fx.errors import ConfigError
 
 __all__ = [
-    "AUTHORS_IMAGENET_OPTIONS",
     "AUTHORS_OPTIONS",
     "COMPACT_OPTIONS",
     "DFQ_OPTIONS",
@@ -123,9 +122,8 @@ COMPACT_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "4/8", "6/8", "6/10"
 # (docs/background/gates.md).
 FINE_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "3/6", "4/8", "5/8", "6/8", "7/8", "8/8"))
 
-# The options in the authors' code for CIFAR and ImageNet. The paper does not print them. None of them skips a block.
+# The options in the authors' code for CIFAR. The paper does not print them. None of them skips a block.
 AUTHORS_OPTIONS = tuple(Precision.parse(p) for p in ("3/6", "4/6", "4/8", "6/8", "6/12"))
-AUTHORS_IMAGENET_OPTIONS = tuple(Precision.parse(p) for p in ("3/6", "4/8", "6/12", "8/16"))
 
 
 @dataclass(frozen=True)

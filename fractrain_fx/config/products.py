@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
-from fractrain_fx.config.kinds import check_kinds
+from fractrain_fx.config.kinds import check_kinds, known_keys
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
 
@@ -102,7 +102,7 @@ class ProductRecipe:
     def __post_init__(self) -> None:
         for name in ("first", "second"):
             if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, _made(OperandRecipe, name, value))
+                object.__setattr__(self, name, _made(OperandRecipe, value))
         check_kinds(self)
         for name in ("hadamard", "rows"):
             length = getattr(self, name)
@@ -142,7 +142,7 @@ class Recipe:
             raise ConfigError(f"a recipe of format {self.format!r} is unknown: write one of {', '.join(BLOCK_FORMATS)}")
         for name in PRODUCTS:
             if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, _made(ProductRecipe, name, value))
+                object.__setattr__(self, name, _made(ProductRecipe, value))
         check_kinds(self)
         if self.forward.rows is not None or self.weight_gradient.rows is not None:
             raise ConfigError("rows goes with input_gradient, whose result has the rows of g")
@@ -206,9 +206,7 @@ def _check_operands(name: ProductName, product: ProductRecipe, format: str) -> N
             raise ConfigError(f"eight changes nothing under format {format!r}, which has no such element")
 
 
-def _made(kind: type[_R], place: str, value: Mapping[str, Any]) -> _R:
+def _made(kind: type[_R], value: Mapping[str, Any]) -> _R:
     """A part of a recipe from the mapping that a saved configuration holds."""
-    known = [each.name for each in fields(kind)]
-    if unknown := [key for key in value if key not in known]:
-        raise ConfigError(f"{place} of a recipe has no field {unknown[0]!r}; it has {', '.join(known)}")
+    known_keys(kind, value)
     return kind(**value)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from fractrain_fx.config.kinds import known_keys
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
 from fractrain_fx.config.products import BLOCK_FORMATS, PRODUCTS, OperandRecipe, ProductName, ProductRecipe, Recipe
 from fractrain_fx.errors import ConfigError, near
@@ -133,9 +133,7 @@ def recipe_of(value: Any) -> Recipe:
     if isinstance(value, Recipe):
         return value
     if isinstance(value, Mapping):
-        known = [each.name for each in fields(Recipe)]
-        if unknown := [key for key in value if key not in known]:
-            raise ConfigError(f"a recipe has no field {unknown[0]!r}; it has {', '.join(known)}")
+        known_keys(Recipe, value)
         if "format" not in value:
             raise ConfigError("a recipe needs a format: write format: mx, or the name of a recipe, such as mxfp8")
         return Recipe(**value)

@@ -116,10 +116,7 @@ class Manual(Schedule):
     """Each stage gets the same time; ``manual``."""
 
     kind = "manual"
-
-    @property
-    def divides(self) -> bool:
-        return True
+    divides = True
 
 
 @dataclass(frozen=True)
@@ -133,15 +130,12 @@ class Cyclic(Schedule):
     cycles: int = 8
 
     kind = "cyclic"
+    divides = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cycles < 1:
             raise ConfigError(f"schedule.cycles={self.cycles} must be at least 1")
-
-    @property
-    def divides(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.engine import Engine, StageChange
 from fractrain_fx.engine.indicator import PlateauIndicator
-from fractrain_fx.engine.ledger import EpochRow, Ledger
+from fractrain_fx.engine.ledger import Ledger
+from fractrain_fx.engine.rows import EpochRow
 from fractrain_fx.engine.schedules import StageSchedule, plan_stages
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.config.clock import Amount, Tokens
 from fractrain_fx.engine.distributed import sum_over_ranks
-from fractrain_fx.engine.meter import EpochMeter, EpochSums, StepCost
+from fractrain_fx.engine.meter import EpochMeter, EpochSums
 from fractrain_fx.engine.schedules import Level
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import ConfigError, InputError, RunError
@@ -55,21 +55,21 @@ class RunClock:
     def __init__(self, every: Amount | None) -> None:
         self.every = every
         self.steps = 0
-        """Optimizer steps so far, as far as the loop calls ``end_step``."""
+        """Optimizer steps so far; a step counts only if the loop calls ``end_step`` after it."""
         self.tokens = 0
         """Tokens so far over all processes, if windows are of tokens."""
         self._batches = self._open = 0
         self._window = EpochMeter()
         self._device = torch.device("cpu")
 
-    def add(self, loss: Tensor, cost: StepCost, samples: int, cost_term: Tensor | None = None) -> None:
-        """Add a batch to the open window, as :meth:`EpochMeter.add`."""
+    def add(self, loss: Tensor, samples: int, cost_term: Tensor | None = None) -> None:
+        """Add a batch to the open window: its mean task loss, its samples, and the cost term if any."""
         if self.every is not None:
             self._device = loss.device
-            self._window.add(loss, cost, samples, cost_term)
+            self._window.add(loss, None, samples, cost_term)
 
     def close_window(self) -> EpochSums:
-        """The means of the window that ends, over all processes; a collective."""
+        """The mean loss and cost term of the window that ends, over all processes; a collective."""
         sums, self._window = self._window.read(), EpochMeter()
         return sums
 

@@ -36,12 +36,7 @@ from fractrain_fx.config import GateConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 
-__all__ = ["CostController", "authors_beta", "option_share"]
-
-
-def option_share(option: Precision, weight_bits: int) -> float:
-    """Training cost of an op with weights under ``option``, as a share (0..1) of full precision (paper 4.1)."""
-    return option.mean_share(weight_bits)
+__all__ = ["CostController", "authors_beta"]
 
 
 def authors_beta(options: Sequence[Precision], weight_bits: int) -> float:
@@ -51,7 +46,7 @@ def authors_beta(options: Sequence[Precision], weight_bits: int) -> float:
         options: the options of the gates.
         weight_bits: bits of gated weights.
     """
-    shares = [option_share(option, weight_bits) for option in options if not option.skips]
+    shares = [option.mean_share(weight_bits) for option in options if not option.skips]
     return 3e-3 * sum(shares) / len(shares)
 
 
@@ -62,17 +57,19 @@ class CostController:
         gate: control, strength and dead band.
         options: the options of the gates.
         weight_bits: bits of gated weights.
+
+    Attributes:
         accumulate: batches whose gradients make one optimizer step, each loss divided by that number.
     """
 
-    def __init__(self, gate: GateConfig, options: Sequence[Precision], weight_bits: int, accumulate: int = 1) -> None:
-        shares = [option_share(option, weight_bits) for option in options if not option.skips]
+    def __init__(self, gate: GateConfig, options: Sequence[Precision], weight_bits: int) -> None:
+        shares = [option.mean_share(weight_bits) for option in options if not option.skips]
         self._beta = gate.beta * len(shares) / sum(shares)
         self._dead_band = gate.dead_band / 100
-        self._control, (self._gain, self._integral_gain) = gate.control, gate.gains
+        self._control, self._gain, self._integral_gain = gate.control, gate.gain, gate.integral_gain
         self._integral: Tensor | float = 0.0
         self._next_integral: Tensor | float = 0.0
-        self.accumulate = accumulate
+        self.accumulate = 1
         self._batches = 0
         self._seen: Tensor | None = None
 

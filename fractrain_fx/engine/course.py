@@ -6,15 +6,15 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fractrain_fx.config import ByLength, FracConfig
-from fractrain_fx.engine.ledger import EpochRow, Ledger, stages_text, table
-from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSchedule, plan_stages
-from fractrain_fx.engine.steered import SteeredModel, level_text, noted_run, show_level
+from fractrain_fx.engine.ledger import Ledger
+from fractrain_fx.engine.rows import EpochRow, stages_text, table
+from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSchedule, plan_stages, unit_of
+from fractrain_fx.engine.steered import SteeredModel, level_text, show_level
 from fractrain_fx.errors import FracTrainWarning
 
-__all__ = ["Course", "Run", "Stage", "Staged", "run_of"]
+__all__ = ["Course", "Run", "Stage", "Staged"]
 
 _log = logging.getLogger("fractrain_fx")
 _UNTOLD = (
@@ -87,9 +87,8 @@ class Course:
         _log.info("%d stages by %s", stages, self.plan.name)
         if self.plan.windows is None and isinstance(self._config.schedule, ByLength) and self._given is None:
             every = self.plan.every
-            unit = "epochs" if every is None else f"windows of {every}"
             say = "epochs=..." if every is None else f"length={type(every).__name__}(...)"
-            words = _UNTOLD.format(stages=stages, soonest=self.plan.soonest, unit=unit, say=say)
+            words = _UNTOLD.format(stages=stages, soonest=self.plan.soonest, unit=unit_of(every), say=say)
             warnings.warn(words, FracTrainWarning, stacklevel=3)
 
     def end_epoch(self, rows: Sequence[EpochRow]) -> None:
@@ -108,12 +107,6 @@ class Run:
 
     course: Course
     ledger: Ledger
-
-
-def run_of(model: Any) -> Run | None:
-    """The training of a model by the engine that was made last for it; ``None`` if there was none."""
-    found: Run | None = noted_run(model)
-    return found
 
 
 @dataclass(frozen=True)

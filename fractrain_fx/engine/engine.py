@@ -16,9 +16,8 @@ from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.course import Course, Run, Staged
 from fractrain_fx.engine.distributed import mean_over_ranks
-from fractrain_fx.engine.ledger import EpochRow, Ledger
+from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
-from fractrain_fx.engine.open_epoch import OpenEpoch
 from fractrain_fx.engine.schedules import LoopLength, StageSchedule
 from fractrain_fx.engine.steered import SteeredModel
 from fractrain_fx.engine.watch import LoopWatch
@@ -63,7 +62,6 @@ class Engine(Staged):
         self.accumulate = accumulate
         self._paused = False
         self._clock = RunClock(config.schedule.every)
-        self._epoch = OpenEpoch(self._row)
         self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
         self.ledger = Ledger(self.model.macs, self.model.uncounted, self._course.texts)
         steered.note_steered(self.model, Run(self._course, self.ledger))
@@ -81,7 +79,7 @@ class Engine(Staged):
     @property
     def steps(self) -> int:
         """Batches that this process gave to :meth:`loss` since the epoch began."""
-        return self._epoch.batches
+        return self.ledger.batches
 
     def expect(self, *, epochs: int | None = None, steps: int | None = None) -> None:
         """Say how long the loop is, before its first step; trainers do. A run that has begun is not planned again.
@@ -161,7 +159,8 @@ class Engine(Staged):
     def end_step(self) -> StageChange | None:
         """Close an optimizer step; with a clock of steps or tokens, move to the next stage if the schedule says so.
 
-        It waits for the device after each ``every``; on several processes after each step if ``every`` counts tokens.
+        The schedule does not see a window whose batches were all empty. This waits for the device after each ``every``;
+        on several processes after each step if ``every`` counts tokens.
 
         Returns:
             The stage change, or ``None``.
@@ -176,6 +175,8 @@ class Engine(Staged):
             return None
         sums = self._clock.close_window()
         self.check_finite()
+        if not sums.samples:
+            return None
         epoch = len(self.ledger.rows) + 1
         return self._move_to(self._course.plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
 
@@ -192,10 +193,12 @@ class Engine(Staged):
 
     def check_finite(self) -> None:
         """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
-        refuse_bad_step(self._epoch.bad_step(), len(self.ledger.rows) + 1, self.steps, self.model)
+        refuse_bad_step(self.ledger.bad_step(), len(self.ledger.rows) + 1, self.steps, self.model)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
         """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
+
+        The schedule does not see an epoch whose batches were all empty.
 
         Args:
             mean_loss: the loss for the schedule; by default the mean task loss over the epoch's steps, plus the cost
@@ -218,19 +221,22 @@ class Engine(Staged):
         given = told.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
-        parts, sums, batches = self._epoch.close()
+        batches = self.steps
+        sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
         self._controller.start_step()
-        row = self.ledger.close_epoch(parts)
         self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
-        refuse_bad_step(sums.bad_step, row.epoch, batches, self.model)
-        loss = self._finite_loss(sums, row.epoch)
+        epoch = len(self.ledger.rows)
+        refuse_bad_step(sums.bad_step, epoch, batches, self.model)
+        if not sums.samples:
+            return None
+        loss = self._finite_loss(sums, epoch)
         if self._clock.every is not None:
             return None
         seen = loss if given is None else mean_over_ranks(given, self.model.cost.cp.device)
-        told.refuse_mean(seen, row.epoch)
-        return self._move_to(self._course.plan.schedule.update(seen), row.epoch)
+        told.refuse_mean(seen, epoch)
+        return self._move_to(self._course.plan.schedule.update(seen), epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON) that continue this engine elsewhere, taken between optimizer steps.
@@ -244,7 +250,7 @@ class Engine(Staged):
             "controller": self._controller.state_dict(),
             "clock": self._clock.state_dict(),
         }
-        return state | self._epoch.state_dict()
+        return state | self.ledger.open_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
@@ -255,20 +261,15 @@ class Engine(Staged):
         told.refuse_state(state, len(self.levels))
         told.load_schedule(self._course.plan.schedule, state["schedule"])
         self.ledger.load_dict(state["ledger"])
-        self._controller.load_state_dict(state.get("controller", {}))
-        if "clock" in state:
-            self._clock.load_state_dict(state["clock"])
-        self._epoch.load_state_dict(state)
+        self._controller.load_state_dict(state["controller"])
+        self._clock.load_state_dict(state["clock"])
+        self.ledger.load_open_dict(state)
         self._course.stage = int(state["stage"])
         steered.apply_level(self.model, self.level)
 
     def _note(self, loss: Tensor, cost_term: Tensor | None = None) -> None:
-        for sums in (self._epoch, self._clock):
-            sums.add(loss, self.model.cost, self.model.batch, cost_term)
-
-    def _row(self, sums: EpochSums) -> EpochRow:
-        """The ledger's row of what was trained in the present stage since the epoch began."""
-        return self.ledger.row(sums, self.stage, self._course.texts[self.stage], self.model.trained_share, self._clock)
+        self.ledger.add(loss, self.model.cost, self.model.batch, cost_term)
+        self._clock.add(loss, self.model.batch, cost_term)
 
     def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
         """The loss that the schedule sees."""
@@ -281,7 +282,7 @@ class Engine(Staged):
             return None
         told.refuse_stage(stage, len(self.levels), epoch)
         if self._clock.every is not None:
-            self._epoch.close_part()
+            self.ledger.close_part(self.stage, self.model.trained_share, self._clock)
         change = StageChange(epoch, self.stage, stage, self.level, self.levels[stage], *self._clock.place)
         self._course.stage = stage
         steered.apply_level(self.model, self.level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,27 +13,11 @@ from torch import Tensor
 
 from fractrain_fx.engine.distributed import is_first, sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, next_sentence
+from fractrain_fx.nn.cost import Cost
 
-__all__ = ["EpochMeter", "EpochSums", "StepCost", "refuse_bad_step"]
+__all__ = ["EpochMeter", "EpochSums", "refuse_bad_step"]
 
 _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
-
-
-class StepCost(Protocol):
-    """The cost of one forward: cost shares 0..1 and the choices of the gates."""
-
-    @property
-    def cp(self) -> Float[Tensor, ""]: ...
-    @property
-    def cp_total(self) -> Float[Tensor, ""]: ...
-    @property
-    def fw(self) -> Float[Tensor, ""]: ...
-    @property
-    def eb(self) -> Float[Tensor, ""]: ...
-    @property
-    def gc(self) -> Float[Tensor, ""]: ...
-    @property
-    def choice(self) -> dict[str, Float[Tensor, "batch options"]]: ...
 
 
 @dataclass(frozen=True)
@@ -41,9 +25,9 @@ class EpochSums:
     """Means over the samples of an epoch, over all processes.
 
     Attributes:
-        loss: mean task loss; NaN or infinite if that of a step was.
+        loss: mean task loss; NaN or infinite if that of a step was; NaN if no step had a sample.
         cost_term: mean of the cost term.
-        shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1.
+        shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1; empty if no step had a cost.
         options: for each block, the share of samples that chose each option.
         samples: samples seen.
         bad_step: the first step, counted from 1, whose loss was not finite; 0 for none.
@@ -73,22 +57,27 @@ class EpochMeter:
         self._widths: dict[str, int] = {}
 
     def add(
-        self, loss: Float[Tensor, ""], cost: StepCost, samples: int, cost_term: Float[Tensor, ""] | None = None
+        self, loss: Float[Tensor, ""], cost: Cost | None, samples: int, cost_term: Float[Tensor, ""] | None = None
     ) -> None:
-        """Take one step: its mean task loss, its cost, the number of samples, and the cost term if any."""
+        """Take one step: its mean task loss, its cost, the number of samples, and the cost term if any.
+
+        Either all steps have a cost, or none: then there are no shares and no options.
+        """
         self.steps += 1
         loss = loss.detach()
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
         added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
-        values = [loss, added, *(getattr(cost, name).detach() for name in _SHARES), torch.ones_like(loss)]
+        shares = [] if cost is None else [getattr(cost, name).detach() for name in _SHARES]
+        values = [loss, added, *shares, torch.ones_like(loss)]
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
         sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
-        bad = torch.ne(loss - loss, 0) * (self._first + self.steps)  # NaN unless the loss is finite
+        number = self._first + self.steps if samples else 0  # the mean loss of no samples is NaN
+        bad = torch.ne(loss - loss, 0) * number  # NaN unless the loss is finite
         self._bad_step = (
             bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         )
-        if cost.choice:
+        if cost is not None and cost.choice:
             chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0).to(dtype)
             self._choices = chosen if self._choices is None else self._choices.to(chosen) + chosen
             self._widths = {block: choice.shape[1] for block, choice in cost.choice.items()}
@@ -129,15 +118,16 @@ class EpochMeter:
             raise ValueError("an epoch without steps has no means")
         bad_step = self.bad_step()
         loss, cost_term, *shares, samples = sum_over_ranks(self._sums.clone()).tolist()
+        divisor = samples or 1  # steps without samples cost nothing
         options: dict[str, tuple[float, ...]] = {}
         if self._choices is not None:
-            counts = sum_over_ranks(self._choices.clone()) / samples
+            counts = sum_over_ranks(self._choices.clone()) / divisor
             split = counts.split(list(self._widths.values()))
             options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
         return EpochSums(
-            loss=loss / samples,
-            cost_term=cost_term / samples,
-            shares={name: value / samples for name, value in zip(_SHARES, shares, strict=True)},
+            loss=loss / samples if samples else math.nan,
+            cost_term=cost_term / divisor,
+            shares={name: value / divisor for name, value in zip(_SHARES, shares, strict=False)},
             options=options,
             samples=round(samples),
             bad_step=bad_step,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
-from fractrain_fx.engine.meter import StepCost
 from fractrain_fx.engine.schedules import Level
 from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.nn.cost import Cost
+
+if TYPE_CHECKING:
+    from fractrain_fx.engine.course import Run
 
 __all__ = [
     "SteeredModel",
@@ -25,7 +28,7 @@ __all__ = [
     "target_of",
 ]
 
-_STEERED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_STEERED: WeakKeyDictionary[Any, Run | None] = WeakKeyDictionary()
 _TARGET = re.compile(r"cp (\S+) %")
 
 
@@ -41,7 +44,7 @@ class SteeredModel(Protocol):
     @property
     def frac_config(self) -> FracConfig: ...
     @property
-    def cost(self) -> StepCost: ...
+    def cost(self) -> Cost: ...
     @property
     def batch(self) -> int: ...
     @property
@@ -122,7 +125,7 @@ def steered_model(model: Any, asked_by: str = "Engine") -> SteeredModel:
     return steered
 
 
-def note_steered(model: SteeredModel, run: Any = None) -> None:
+def note_steered(model: SteeredModel, run: Run | None = None) -> None:
     """Note that an engine was made for a model, or is made when training begins.
 
     Args:
@@ -132,8 +135,8 @@ def note_steered(model: SteeredModel, run: Any = None) -> None:
     _STEERED[model] = run
 
 
-def noted_run(model: Any) -> Any:
-    """The course and ledger of a model's engine, or ``None``."""
+def noted_run(model: Any) -> Run | None:
+    """The training of a model by the engine that was made last for it; ``None`` if there was none."""
     return _STEERED.get(model)
 
 

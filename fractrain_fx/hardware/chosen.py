@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.config.targets import scheduled_precision
-from fractrain_fx.engine.ledger import EpochRow, pure_rows
+from fractrain_fx.engine.rows import EpochRow, pure_rows
 from fractrain_fx.hardware.machine import Choice
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op

@@ -27,7 +27,7 @@ from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op, Product, costed
 
 if TYPE_CHECKING:
-    from fractrain_fx.engine.ledger import EpochRow
+    from fractrain_fx.engine.rows import EpochRow
     from fractrain_fx.model import FracModel
 
 __all__ = ["Amount", "Entry", "Key", "MachinePrices", "RunCost", "StepPrices", "run_cost"]

@@ -19,7 +19,7 @@ from fractrain_fx.passes import Op, costed
 from fractrain_fx.passes.graph.branches import ends_of, part_of
 
 if TYPE_CHECKING:
-    from fractrain_fx.engine.ledger import EpochRow
+    from fractrain_fx.engine.rows import EpochRow
     from fractrain_fx.model import FracModel
 
 __all__ = ["PRICED", "MachineRun", "price_run"]

@@ -30,6 +30,15 @@ _SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 _SHIFTS = "_loss_shifts_labels" in Trainer.__init__.__code__.co_names
 
 
+def _forwarded(name: str) -> Callable[..., Any]:
+    """A method that calls the method of that name of the rewritten model."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.__dict__["_frac_model"], name)(*args, **kwargs)
+
+    return method
+
+
 class _Face:
     """The methods that come before those of the original's class. The rewritten model is ``_frac_model``."""
 
@@ -93,23 +102,15 @@ class _Face:
             folder = Path(save_directory)
             save(model, model._state, folder, folder.name, together=folder.name.startswith(PREFIX_CHECKPOINT_DIR))
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate with the original class and the present weights in float, with a warning."""
-        return self.__dict__["_frac_model"].generate(*args, **kwargs)
-
-    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Call the method of the rewritten model."""
-        self.__dict__["_frac_model"].activation_checkpointing_enable(*args, **kwargs)
-
-    def activation_checkpointing_disable(self) -> None:
-        """Call the method of the rewritten model."""
-        self.__dict__["_frac_model"].gradient_checkpointing_disable()
+    # With the original class and the present weights in float, and a warning.
+    generate = _forwarded("generate")
+    activation_checkpointing_enable = _forwarded("activation_checkpointing_enable")
+    activation_checkpointing_disable = _forwarded("activation_checkpointing_disable")
+    gradient_checkpointing_disable = _forwarded("gradient_checkpointing_disable")
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **kwargs: Any) -> None:
-        """Call the method of the rewritten model."""
+        """The older name of ``activation_checkpointing_enable``."""
         self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
-
-    gradient_checkpointing_disable = activation_checkpointing_disable
 
     @property
     def is_activation_checkpointing(self) -> bool:

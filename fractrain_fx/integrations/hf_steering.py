@@ -14,7 +14,7 @@ from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.engine.steered import note_steered, show_level
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
-from fractrain_fx.integrations.length import engine_for, tell_length, waits_for_length
+from fractrain_fx.integrations.length import check_stage_steps, engine_for, tell_length, waits_for_length
 from fractrain_fx.model import FracModel
 
 __all__ = ["Steering", "refuse_fsdp"]
@@ -42,8 +42,7 @@ class Steering(TrainerCallback):
     """Moves the stages of one engine, keeps its state in checkpoints, and logs its costs."""
 
     def __init__(self, stage_steps: int | None) -> None:
-        if stage_steps is not None and stage_steps < 1:
-            raise ConfigError(f"stage_steps={stage_steps} must be at least 1 optimizer step, or None for epochs")
+        check_stage_steps(stage_steps)
         self.stage_steps = stage_steps
         self.culprit = "this Trainer"
         self._engine: Engine | None = None
@@ -78,11 +77,7 @@ class Steering(TrainerCallback):
                 f"Trainer got a {type(model).__name__}, which has no fractional precision to train: "
                 "pass fractrainify(model, example_kwargs=one batch with its labels)"
             )
-        if self.stage_steps is not None and model.frac_config.schedule.every is not None:
-            raise ConfigError(
-                f"stage_steps={self.stage_steps} and every={str(model.frac_config.schedule.every)!r} both say when the "
-                "stage may change: leave stage_steps out"
-            )
+        check_stage_steps(self.stage_steps, model.frac_config.schedule.every)
         if model._state.sharding is not None:
             raise ConfigError(
                 "Trainer wraps the model of several processes in DistributedDataParallel, which cannot hold shards: "

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import math
 
-from fractrain_fx.config.clock import Steps
+from fractrain_fx.config.clock import Amount, Steps
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.schedules import lacks_length
 from fractrain_fx.engine.steered import levels_of
+from fractrain_fx.errors import ConfigError
 from fractrain_fx.model import FracModel
 
-__all__ = ["engine_for", "tell_length", "waits_for_length"]
+__all__ = ["check_stage_steps", "engine_for", "tell_length", "waits_for_length"]
 
 
 def waits_for_length(model: FracModel) -> bool:
     """Whether the model's schedule divides a run whose length its configuration does not say."""
     return lacks_length(model.frac_config, levels_of(model))
+
+
+def check_stage_steps(stage_steps: int | None, every: Amount | None = None) -> None:
+    """Check the optimizer steps of an epoch of the ledger, if they are given.
+
+    Raises:
+        ConfigError: they are less than 1, or the ``every`` of the model's schedule also says when the stage may change.
+    """
+    if stage_steps is None:
+        return
+    if stage_steps < 1:
+        raise ConfigError(f"stage_steps={stage_steps} must be at least 1 optimizer step, or None for epochs")
+    if every is not None:
+        raise ConfigError(
+            f"stage_steps={stage_steps} and every={str(every)!r} both say when the stage may change: leave stage_steps "
+            "out"
+        )
 
 
 def engine_for(model: FracModel, *, stage_steps: int | None, epochs: int | None, steps: int | None) -> Engine:

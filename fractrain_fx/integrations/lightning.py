@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import ConfigError, CostTermError, require_packages
 from fractrain_fx.integrations.find import model_in
-from fractrain_fx.integrations.length import engine_for, tell_length
+from fractrain_fx.integrations.length import check_stage_steps, engine_for, tell_length
 from fractrain_fx.numerics import Watch, watch
 
 try:
@@ -46,8 +46,7 @@ class FracTrainCallback(Callback):
     """
 
     def __init__(self, engine: Engine | None = None, *, stage_steps: int | None = None) -> None:
-        if stage_steps is not None and stage_steps < 1:
-            raise ConfigError(f"stage_steps={stage_steps} must be at least 1 optimizer step, or None for epochs")
+        check_stage_steps(stage_steps)
         self._engine = engine
         self._stage_steps = stage_steps
         self._state: Mapping[str, Any] | None = None
@@ -68,12 +67,7 @@ class FracTrainCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = model_in(pl_module) if self._engine is None else self._engine.model
-        every = model.frac_config.schedule.every
-        if self._stage_steps is not None and every is not None:
-            raise ConfigError(
-                f"stage_steps={self._stage_steps} and every={str(every)!r} both say when the stage may change: leave "
-                "stage_steps out"
-            )
+        check_stage_steps(self._stage_steps, model.frac_config.schedule.every)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs, steps = self._length(trainer, pl_module)

@@ -58,7 +58,7 @@ class FirstCalls:
                 self._counts[id(variant)] += 1
                 _LOG.warning(
                     "%s computed what its graph computes on %d calls of new sizes; calls of other sizes are no longer "
-                    "compared (FracConfig.compared_calls)",
+                    "compared (run.compared_calls)",
                     type(self._model).__name__,
                     self._limit,
                 )

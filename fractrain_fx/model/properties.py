@@ -14,7 +14,8 @@ from torch.fx import Graph
 from fractrain_fx.capture import Guard, InputValues, RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.course import Stage, run_of
+from fractrain_fx.engine.course import Stage
+from fractrain_fx.engine.steered import noted_run
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import OpBackend
 from fractrain_fx.model.state import ModelState
@@ -90,7 +91,7 @@ class Properties(nn.Module):
     def guards(self) -> tuple[Guard | InputValues, ...]:
         """Conditions of the recording: sizes (and values of inputs) that the model's code reads, and the lines.
 
-        For a call that does not meet them the model is recorded again, or the call refused (``FracConfig.recordings``).
+        For a call that does not meet them the model is recorded again, or the call refused (``RunConfig.recordings``).
         """
         found = {str(each): each for guards in self._state.recording.guards.values() for each in guards.all}
         return tuple(found.values())
@@ -124,7 +125,7 @@ class Properties(nn.Module):
 
         Without an engine it is that of the bits that the model has; ``None`` if these are of no stage, or gates choose.
         """
-        run = run_of(self)
+        run = noted_run(self)
         if run is not None:
             return Stage(run.course.stage + 1, len(run.course.levels), run.course.level)
         now, stages = stage_of(self), self.frac_config.precision_stages

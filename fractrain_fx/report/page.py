@@ -16,7 +16,7 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from fractrain_fx.engine.ledger import beside_shares
+from fractrain_fx.engine.rows import beside_shares
 from fractrain_fx.report.frames import Row
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.ledger import EpochRow, turning_rows
+from fractrain_fx.engine.rows import EpochRow, turning_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import SAMPLES, Sample, read_samples

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fractrain_fx.training.optim import epochs_of_run, steps_of_run
 from fractrain_fx.training.settings import TrainSettings
 
 __all__ = ["RunLength", "StepPlace"]
@@ -43,7 +42,13 @@ class RunLength:
     @property
     def epochs(self) -> int:
         """Epochs of the whole run; the last may be cut short by ``iterations``."""
-        return epochs_of_run(self.settings, self.epoch_steps)
+        return math.ceil(self.run_steps / self.epoch_steps)
+
+    @property
+    def run_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        settings = self.settings
+        return settings.epochs * self.epoch_steps if settings.iterations is None else settings.iterations
 
     @property
     def epoch_steps(self) -> int:
@@ -57,7 +62,7 @@ class RunLength:
 
     def batches(self, epoch: int) -> int:
         """Batches of an epoch, counted from 0."""
-        steps = steps_of_run(self.settings, self.epoch_steps) - epoch * self.epoch_steps
+        steps = self.run_steps - epoch * self.epoch_steps
         return min(self.epoch_batches, steps * self.settings.accumulate)
 
     def batches_before(self, epoch: int) -> int:
@@ -71,7 +76,7 @@ class RunLength:
 
     def steps_before(self, epoch: int) -> int:
         """Optimizer steps of all epochs before one, counted from 0."""
-        return min(epoch * self.epoch_steps, steps_of_run(self.settings, self.epoch_steps))
+        return min(epoch * self.epoch_steps, self.run_steps)
 
     def place(self, epoch: int, batch: int) -> StepPlace:
         """The place of the step that a batch (counted from 1) of an epoch (counted from 0) belongs to."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,17 +141,14 @@ def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) 
             f"{', '.join(fitting[:8])}.{near(name, fitting)}"
         )
     side = image_size or data.side
-    wanted = _SMALL | {"vocab_size": data.classes} if data.task == "language" else _SMALL | {"image_size": side}
+    wanted: dict[str, Any] = dict(_SMALL)
     if data.task == "language":
-        wanted |= {"max_position_embeddings": data.example().shape[1], "is_decoder": True}
-    default = CONFIG_MAPPING[name]()
-    known = default.to_dict().keys() | default.attribute_map.keys()
-    changes: dict[str, Any] = {
-        key: value for key, value in wanted.items() if key in known and isinstance(getattr(default, key), int)
-    }
+        wanted |= {"vocab_size": data.classes, "max_position_embeddings": data.example().shape[1], "is_decoder": True}
+    else:
+        wanted |= {"image_size": side}
     # The default special tokens are those of the full vocabulary.
-    changes |= {key: None for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in known}
-    changes |= {"num_labels": data.classes, "use_cache": False}
+    wanted |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    changes = _changes(name, wanted) | {"num_labels": data.classes, "use_cache": False}
     config = CONFIG_MAPPING[name](**changes)
     config.architectures = []  # a type of several classes (deit) looks their names up here, also if it is None
     model = auto.from_config(config)
@@ -178,16 +175,23 @@ def _looked_at(name: str, head: str) -> BuiltModel:
 
     from fractrain_fx.capture.inputs.examples import example_inputs
 
-    default = CONFIG_MAPPING[name]()
-    known = default.to_dict().keys() | default.attribute_map.keys()
-    changes: dict[str, Any] = {
-        key: value
-        for key, value in (_SMALL | _SMALL_PAIR).items()
-        if key in known and key != "patch_size" and isinstance(getattr(default, key), int)
-    }
-    config = CONFIG_MAPPING[name](**changes)
+    wanted = {key: value for key, value in (_SMALL | _SMALL_PAIR).items() if key != "patch_size"}
+    config = CONFIG_MAPPING[name](**_changes(name, wanted))
     model = getattr(transformers, f"AutoModelFor{head}").from_config(config)
     return BuiltModel(model, stand_in("classification", _CLASSES), model.main_input_name, example_inputs(model))
+
+
+def _changes(name: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The wanted fields that a type's configuration has; those with a value only if it is a whole number there too."""
+    from transformers import CONFIG_MAPPING
+
+    default = CONFIG_MAPPING[name]()
+    known = default.to_dict().keys() | default.attribute_map.keys()
+    return {
+        key: value
+        for key, value in wanted.items()
+        if key in known and (value is None or isinstance(getattr(default, key), int))
+    }
 
 
 def zoo_models() -> list[str]:

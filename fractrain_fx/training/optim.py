@@ -1,4 +1,4 @@
-"""The optimizer, its learning rate over the run, and the length of a run."""
+"""The optimizer, and its learning rate over the run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from fractrain_fx.model.loops import param_groups
+from fractrain_fx.training.length import RunLength
 from fractrain_fx.training.settings import TrainSettings
 
-__all__ = ["epochs_of_run", "lr_factor", "make_optimizer", "make_scheduler", "steps_of_run"]
+__all__ = ["lr_factor", "make_optimizer", "make_scheduler"]
 
 _PEAK = {"sgd": 0.1, "adam": 3e-3, "adamw": 3e-3}
 
@@ -29,16 +30,17 @@ def make_optimizer(model: nn.Module, settings: TrainSettings, task: str) -> torc
     return kind(parameters, lr, settings.betas, settings.eps, weight_decay=settings.weight_decay)
 
 
-def make_scheduler(optimizer: torch.optim.Optimizer, settings: TrainSettings, steps_an_epoch: int) -> LambdaLR:
+def make_scheduler(optimizer: torch.optim.Optimizer, length: RunLength) -> LambdaLR:
     """The learning rate over the run: :func:`lr_factor` for the model, and ``gate_lr`` for the gates.
 
     A new stage moves the target of the gates, and the cost term moves gates by the learning rate times its strength. If
     that strength is bounded (every control but ``multiplier``), gates at the model's rate reach a target late in the
     run too slowly, or never; they can keep the peak rate instead.
     """
+    settings = length.settings
 
     def model_factor(step: int) -> float:
-        return lr_factor(settings, step, steps_an_epoch)
+        return lr_factor(length, step)
 
     def gate_factor(step: int) -> float:
         return settings.gate_lr_factor * (model_factor(step) if settings.gate_lr == "model" else 1.0)
@@ -47,24 +49,14 @@ def make_scheduler(optimizer: torch.optim.Optimizer, settings: TrainSettings, st
     return LambdaLR(optimizer, factors[: len(optimizer.param_groups)])
 
 
-def steps_of_run(settings: TrainSettings, steps_an_epoch: int) -> int:
-    """Optimizer steps of the whole run."""
-    return settings.epochs * steps_an_epoch if settings.iterations is None else settings.iterations
-
-
-def epochs_of_run(settings: TrainSettings, steps_an_epoch: int) -> int:
-    """Epochs of the whole run; the last one may be cut short by ``iterations``."""
-    return math.ceil(steps_of_run(settings, steps_an_epoch) / steps_an_epoch)
-
-
-def lr_factor(settings: TrainSettings, step: int, steps_an_epoch: int) -> float:
+def lr_factor(length: RunLength, step: int) -> float:
     """Factor of the peak learning rate in optimizer step ``step``, counted from 0.
 
-    A linear warm-up, then ``settings.lr_schedule``. The milestones of ``steps`` are shares of the run, so
+    A linear warm-up, then the ``lr_schedule`` of the settings. The milestones of ``steps`` are shares of the run, so
     that a shortened run keeps the shape of a long one.
     """
-    steps = steps_of_run(settings, steps_an_epoch)
-    rising = _warm_up_steps(settings, steps, steps_an_epoch)
+    settings, steps = length.settings, length.run_steps
+    rising = _warm_up_steps(length)
     if step < rising:
         return (step + 1) / rising
     if settings.lr_schedule == "steps":
@@ -76,7 +68,8 @@ def lr_factor(settings: TrainSettings, step: int, steps_an_epoch: int) -> float:
     return (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def _warm_up_steps(settings: TrainSettings, steps: int, steps_an_epoch: int) -> int:
+def _warm_up_steps(length: RunLength) -> int:
+    settings = length.settings
     if settings.warm_up is not None:
-        return round(settings.warm_up * steps)
-    return steps_an_epoch if settings.lr_schedule == "cosine" and steps > steps_an_epoch else 0
+        return round(settings.warm_up * length.run_steps)
+    return length.epoch_steps if settings.lr_schedule == "cosine" and length.run_steps > length.epoch_steps else 0

@@ -80,7 +80,7 @@ class Prepared:
             optimizer = make_optimizer(model, settings, data.task)
             module = model if self.compile_mode is None else torch.compile(model, mode=self.compile_mode)
             self.module, self.optimizer = accelerator.prepare(module, optimizer)
-        self.scheduler = make_scheduler(optimizer, settings, self.length.epoch_steps)
+        self.scheduler = make_scheduler(optimizer, self.length)
 
     def call(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call ``module`` or :attr:`alone` in mixed precision, which accelerate has put into what it prepared."""
@@ -145,9 +145,8 @@ class Prepared:
         """
         if unit is None:
             return None
-        steps = self.length.steps_before(self.length.epochs)
         if isinstance(unit, Steps):
-            return Steps(steps)
+            return Steps(self.length.run_steps)
         if self._data.task != "language":
             raise ConfigError(
                 f"every={str(unit)!r} counts tokens, and {self._data.name} has none: count steps, every='100 steps'"
@@ -171,7 +170,6 @@ class Prepared:
 
         A sharded optimizer's state is whole, on the CPU of the first process, under the names of the parameters.
         """
-        from accelerate.utils import gather_object
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
         optimizer = self.optimizer.state_dict()
@@ -183,7 +181,7 @@ class Prepared:
             "optimizer": optimizer,
             "scheduler": self.scheduler.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
-            "random": gather_object([random_state(self.accelerator.device)]),  # each process draws its own noise
+            "random": gather_over_ranks(random_state(self.accelerator.device)),  # each process draws its own noise
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -30,7 +30,8 @@ from fractrain_fx.training.processes import make_accelerator, seed_all
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.training.trainer import Trainer
 
-__all__ = ["build", "build_trainer", "can_resume", "hold_folder", "new_run", "resume_run", "trained_model"]
+__all__ = ["build", "build_trainer", "can_resume", "hold_folder", "new_run", "resume_run"]
+__all__ += ["settings_in", "trained_model"]
 
 _SETTINGS = "config.yaml"
 _PRETRAINING = "pretrain"
@@ -82,7 +83,7 @@ def build_trainer(
     """
     if settings.setting == "standard":
         return _trainer(settings, out, label, console)
-    settings = _chosen(settings, _trainer(settings, None, label, console))
+    settings = _chosen(settings, _trainer(settings, None, label, console).model)
     return _trainer(settings, out, label, console, weights=_pretrained(settings, out, console))
 
 
@@ -104,7 +105,6 @@ def _trainer(
     check_outputs(settings.model, built)
     config = prepare_rounding(settings, built, console or new_console())
     model = fractrainify(built.model, config=config, example_inputs=args, example_kwargs=kwargs)
-    chosen = replace(settings, frac=settings.frac.replace(**{"run.backend": model.frac_config.run.backend}))
     return Trainer(
         model,
         built.data,
@@ -113,7 +113,7 @@ def _trainer(
         label=label,
         input_name=built.input_name,
         console=console,
-        config=chosen.to_dict(),
+        config=_chosen(settings, model).to_dict(),
     )
 
 
@@ -166,7 +166,7 @@ def new_run(settings: RunSettings, out: Path | HeldFolder | None = None, console
     held = out if isinstance(out, HeldFolder) else hold_folder(settings, out)
     try:
         trainer = build_trainer(settings, out=held.path, console=console)
-        _keep_settings(_chosen(settings, trainer), held.path)
+        _keep_settings(_chosen(settings, trainer.model), held.path)
     except BaseException:
         held.discard()
         raise
@@ -208,9 +208,7 @@ def resume_run(out: Path, console: Console | None = None) -> Trainer:
     Raises:
         RunError: there is no run, or its checkpoint is damaged or has another configuration.
     """
-    if not can_resume(out):
-        raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
-    held = _hold(RunSettings.from_yaml(out / _SETTINGS), lambda: hold(out))
+    held = _hold(settings_in(out), lambda: hold(out))
     try:
         trainer = _resumed(out, console)
     except BaseException:
@@ -221,7 +219,7 @@ def resume_run(out: Path, console: Console | None = None) -> Trainer:
 
 
 def _resumed(out: Path, console: Console | None) -> Trainer:
-    settings = RunSettings.from_yaml(out / _SETTINGS)
+    settings = settings_in(out)
     if latest_checkpoint(out) is not None:
         trainer = _trainer(settings, out, None, console)
         trainer.resume()
@@ -231,7 +229,7 @@ def _resumed(out: Path, console: Console | None) -> Trainer:
         text = f"{out} has no checkpoint, so the run starts anew{aside}"
         (console or new_console()).print(text, highlight=False, markup=False, soft_wrap=True)
     trainer = build_trainer(settings, out=out, console=console)
-    _keep_settings(_chosen(settings, trainer), out)
+    _keep_settings(_chosen(settings, trainer.model), out)
     return trainer
 
 
@@ -243,13 +241,11 @@ def trained_model(out: Path) -> tuple[FracModel, BuiltModel]:
     """
     from fractrain_fx.api import fractrainify
 
-    if not can_resume(out):
-        raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
+    settings = settings_in(out)
     folder = latest_checkpoint(out)
     if folder is None:
         raise RunError(f"{out} has no checkpoint yet: let fractrain train --resume {out} finish an epoch")
     read_checkpoint(folder)
-    settings = RunSettings.from_yaml(out / _SETTINGS)
     built = build(settings)
     args, kwargs = built.examples()
     model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
@@ -275,9 +271,20 @@ def can_resume(out: Path) -> bool:
     return (out / _SETTINGS).is_file()
 
 
-def _chosen(settings: RunSettings, trainer: Trainer) -> RunSettings:
+def settings_in(out: Path) -> RunSettings:
+    """The settings of the run in ``out``.
+
+    Raises:
+        RunError: there is no run.
+    """
+    if not can_resume(out):
+        raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
+    return RunSettings.from_yaml(out / _SETTINGS)
+
+
+def _chosen(settings: RunSettings, model: FracModel) -> RunSettings:
     """The settings with the ``backend`` that was chosen, so that a resumed run rounds as before."""
-    return replace(settings, frac=settings.frac.replace(**{"run.backend": trainer.model.frac_config.run.backend}))
+    return replace(settings, frac=settings.frac.replace(**{"run.backend": model.frac_config.run.backend}))
 
 
 def _keep_settings(settings: RunSettings, out: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.kinds import check_kinds, require_numbers
-from fractrain_fx.config.plain import read_yaml
-from fractrain_fx.durable import write_text
+from fractrain_fx.config.plain import read_yaml, write_yaml
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.data.dataset import Augmentation
 from fractrain_fx.training.data.splits import Setting
@@ -248,9 +247,7 @@ class RunSettings:
 
     def to_yaml(self, path: Path) -> None:
         """Write as YAML, which ``fractrain train --config`` reads."""
-        import yaml
-
-        write_text(path, yaml.safe_dump(self.to_dict(), sort_keys=False))
+        write_yaml(path, self.to_dict())
 
     @classmethod
     def from_yaml(cls, path: Path) -> RunSettings:

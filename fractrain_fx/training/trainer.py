@@ -98,7 +98,7 @@ class Trainer:
         self._identity = identity(config, self._accelerator.num_processes)
         length, epochs = self._prepared.length_in(model.frac_config.schedule.every), self.epochs
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=epochs, length=length)
-        self.engine.expect(epochs=epochs, steps=self._length.steps_before(epochs))
+        self.engine.expect(epochs=epochs, steps=self._length.run_steps)
         self._meter = self.objective.meter().to(self._accelerator.device)
         self._progress, self._interrupt = Progress(), Interrupt()
         self._alarm = Alarm(model, self.objective, input_name)

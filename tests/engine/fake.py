@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from torch import Tensor, nn
 
 from fractrain_fx.config import CostTargets, FracConfig
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.controller import option_share
 from fractrain_fx.errors import InputError
+from fractrain_fx.nn.cost import Cost
 from tests.build import paper
 
 
@@ -28,13 +26,17 @@ class FakeModel(nn.Module):
         self.targets = (config.targets if config and config.targets else CostTargets((1.5, 2.0, 2.5, 3.0))).per_cent
         self.batch = 0
         self.precisions: list[Precision] = []
-        self._cost: SimpleNamespace | None = None
+        self._cost: Cost | None = None
 
     @property
-    def cost(self) -> SimpleNamespace:
+    def cost(self) -> Cost:
         if self._cost is None:
             raise InputError("call the model on a batch first")
         return self._cost
+
+    def pushes(self) -> list[Tensor]:
+        """The gradient of each block's choices."""
+        return [choice.grad for choice in self.cost.choice.values() if choice.grad is not None]
 
     def set_precision(self, precision: Precision) -> None:
         self.precisions.append(precision)
@@ -47,7 +49,7 @@ class FakeModel(nn.Module):
 
     def forward(self, batch: int, k: int | Tensor = 2) -> None:
         options = self.frac_config.gate_options
-        share = torch.tensor([option_share(option, self.frac_config.gate_weight_bits) for option in options])
+        share = torch.tensor([option.mean_share(self.frac_config.gate_weight_bits) for option in options])
         choice: dict[str, Tensor] = {}
         cp = torch.zeros(())
         for index, macs in enumerate(self.macs_of_block):
@@ -58,7 +60,7 @@ class FakeModel(nn.Module):
         self.batch = batch
         gated = self.frac_config.gated
         cp = cp if gated else torch.tensor(0.0625)
-        self._cost = SimpleNamespace(
+        self._cost = Cost(
             cp=cp,
             cp_total=cp.detach() + 0.1,
             fw=cp.detach() / 4,

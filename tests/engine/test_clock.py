@@ -57,6 +57,39 @@ def test_a_stage_that_begins_after_an_epochs_last_step_leaves_the_epoch_whole() 
     assert [(row.stage, row.parts) for row in engine.ledger.rows] == [(0, ())]
 
 
+def test_a_window_and_a_part_of_empty_batches_leave_the_schedule_and_the_epochs_means_alone() -> None:
+    model = FakeModel(pfq(schedule=Fixed(turns=(Steps(3),), every=Steps(3))))
+    engine = Engine(model)
+
+    def empty_step() -> StageChange | None:
+        model(0)
+        engine.loss(torch.tensor(float("nan")))
+        return engine.end_step()
+
+    assert [empty_step() for _ in range(3)] == [None] * 3  # a window
+    assert [step(engine, model, loss=2.0) for _ in range(3)][-1] is not None
+    assert empty_step() is None  # all of the second part
+    assert engine.end_epoch() is None
+    (row,) = engine.ledger.rows
+    assert [(part.stage, part.samples, part.loss) for part in row.parts] == [(0, 12, 2.0), (1, 0, None)]
+    assert (row.samples, row.loss, row.cp) == (12, 2.0, row.parts[0].cp)
+
+
+def test_an_epoch_whose_parts_are_all_empty_has_no_cost() -> None:
+    model = FakeModel(pfq(schedule=Fixed(turns=(Steps(2),), every=Steps(2))))
+    engine = Engine(model)
+    step(engine, model)
+    engine.end_epoch()
+    for _ in range(2):  # the first of them ends a window that has the samples of the epoch before
+        model(0)
+        engine.loss(torch.tensor(float("nan")))
+        engine.end_step()
+    assert engine.end_epoch() is None and engine.stage == 1
+    row = engine.ledger.rows[1]
+    assert [part.stage for part in row.parts] == [0, 1]
+    assert (row.samples, row.loss, row.cp_total) == (0, None, 0)
+
+
 def test_the_plateau_sees_windows_of_steps_that_reach_over_epochs() -> None:
     model = FakeModel(pfq())
     engine = Engine(model, accumulate=2)

@@ -11,7 +11,7 @@ import torch
 from fractrain_fx.config import AUTHORS_OPTIONS, COMPACT_OPTIONS, DFQ_OPTIONS, Control, FracConfig, GateConfig
 from fractrain_fx.config.precision import FULL, SKIP, Precision
 from fractrain_fx.engine import CostController, Engine
-from fractrain_fx.engine.controller import authors_beta, option_share
+from fractrain_fx.engine.controller import authors_beta
 from fractrain_fx.nn.cost import OpCost
 from tests.build import paper
 from tests.engine.fake import FakeModel
@@ -21,11 +21,11 @@ SIGN = GateConfig(beta=BETA, control="sign")
 
 
 def test_option_shares_are_those_of_the_paper() -> None:
-    assert option_share(SKIP, 6) == 0
-    assert option_share(FULL, 32) == 1
-    assert option_share(Precision(8, 8), 8) == pytest.approx(0.0625)
-    assert option_share(Precision(3, 6), 4) == pytest.approx(0.01758, abs=1e-5)
-    assert option_share(Precision(6, 12), 4) == pytest.approx(0.04688, abs=1e-5)
+    assert SKIP.mean_share(6) == 0
+    assert FULL.mean_share(32) == 1
+    assert Precision(8, 8).mean_share(8) == pytest.approx(0.0625)
+    assert Precision(3, 6).mean_share(4) == pytest.approx(0.01758, abs=1e-5)
+    assert Precision(6, 12).mean_share(4) == pytest.approx(0.04688, abs=1e-5)
 
 
 def pushes(model: FakeModel, batch: int, accumulate: int = 1) -> torch.Tensor:
@@ -35,7 +35,7 @@ def pushes(model: FakeModel, batch: int, accumulate: int = 1) -> torch.Tensor:
     for _ in range(accumulate):
         model(batch)
         (engine.loss(torch.zeros(())) / accumulate).backward()
-        parts.append(torch.stack([choice.grad for choice in model.cost.choice.values()], dim=1))
+        parts.append(torch.stack(model.pushes(), dim=1))
     return torch.cat(parts)
 
 
@@ -60,8 +60,7 @@ def test_slu_feels_the_same_push() -> None:
     engine = Engine(model)
     model(8, k=1)
     engine.loss(torch.zeros(())).backward()
-    push = model.cost.choice["block0"].grad
-    assert torch.allclose(push, torch.tensor([0.0, BETA]).expand(8, 2), rtol=1e-4)
+    assert torch.allclose(model.pushes()[0], torch.tensor([0.0, BETA]).expand(8, 2), rtol=1e-4)
 
 
 @pytest.mark.parametrize("control", ["sign", "multiplier"])
@@ -88,7 +87,8 @@ def test_at_the_target_the_sign_is_positive() -> None:
 
 
 def test_under_accumulation_the_sign_is_that_of_the_mean_so_far() -> None:
-    controller = CostController(SIGN, DFQ_OPTIONS, 6, accumulate=2)
+    controller = CostController(SIGN, DFQ_OPTIONS, 6)
+    controller.accumulate = 2
     assert sign(controller, 0.05, 3.0, samples=6) == 1
     assert sign(controller, 0.01, 3.0, samples=2) == 1  # mean of the step: 4 %
     assert sign(controller, 0.01, 3.0, samples=2) == -1  # a new optimizer step
@@ -123,7 +123,8 @@ def test_a_dead_band_holds_the_integral() -> None:
 
 def test_under_accumulation_the_integral_moves_once_an_optimizer_step_by_the_mean_of_its_batches() -> None:
     whole = CostController(GateConfig(control="multiplier"), DFQ_OPTIONS, 6)
-    parts = CostController(GateConfig(control="multiplier"), DFQ_OPTIONS, 6, accumulate=2)
+    parts = CostController(GateConfig(control="multiplier"), DFQ_OPTIONS, 6)
+    parts.accumulate = 2
     for first, second in ((0.01, 0.05), (0.02, 0.04), (0.01, 0.02)):
         whole.term(torch.tensor((first + second) / 2), 2.0, 8, 2)
         parts.term(torch.tensor(first), 2.0, 4, 2)

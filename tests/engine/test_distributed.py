@@ -31,7 +31,7 @@ def _rank(rank: int, folder: str, config: FracConfig) -> None:
     model(4, k=1 + 4 * rank)
     loss = engine.loss(torch.tensor(float(rank)))
     (loss / 2).backward()  # DDP's mean over two processes
-    push = float(model.cost.choice["block0"].grad[0, 1])
+    push = float(model.pushes()[0][0, 1])
     engine.end_epoch()
     clocked = FakeModel(FracConfig(method="pfq", schedule=Fixed(turns=TURNS, every=Tokens(100))))
     counting = Engine(clocked)
@@ -74,4 +74,4 @@ def test_two_processes_agree(tmp_path: Path, config: FracConfig) -> None:
     assert state == pytest.approx({name: first[name] for name in state}, rel=1e-5)
     assert bool(state) == (config is MULTIPLIER)
     assert first["configurations"] == 1
-    assert abs(first["push"] - float(model.cost.choice["block0"].grad[0, 1])) < 1e-9
+    assert abs(first["push"] - float(model.pushes()[0][0, 1])) < 1e-9

@@ -265,6 +265,34 @@ def test_a_state_taken_within_an_epoch_continues_it() -> None:
     assert "open_epoch" not in other.state_dict()
 
 
+@pytest.mark.parametrize("method", ["fractrain", "static"])
+def test_an_epoch_of_empty_batches_costs_nothing_and_moves_no_stage(method: str) -> None:
+    model = FakeModel(FracConfig(method=method, targets=(1.5, 3.0)) if method == "fractrain" else FracConfig(method))  # type: ignore[arg-type]
+    engine = Engine(model)
+    epoch(engine, model)
+    before, state = engine.ledger.total_macs, engine.state_dict()["schedule"]
+    for _ in range(2):
+        model(0)
+        engine.loss(torch.tensor(math.nan))  # the mean of no losses
+    assert engine.end_epoch() is None
+    row = engine.ledger.rows[-1]
+    assert (row.samples, row.loss, row.cp, row.cp_total) == (0, None, 0, 0) and "loss of no sample" in str(row)
+    assert engine.ledger.total_macs == before and engine.state_dict()["schedule"] == state
+    epoch(engine, model)
+    assert [row.samples for row in engine.ledger.rows] == [8, 0, 8]
+
+
+def test_a_run_of_empty_batches_has_no_mean_cost() -> None:
+    model = FakeModel(FracConfig(targets=(1.5, 3.0), run=RunConfig(length=1)))
+    engine = Engine(model)
+    model(0)
+    engine.loss(torch.tensor(math.nan))
+    engine.end_epoch()
+    ledger = engine.ledger
+    assert ledger.total_macs == 0 and math.isnan(ledger.mean_cp) and "none of the samples" in ledger.stages
+    json.dumps(engine.state_dict(), allow_nan=False)
+
+
 def test_a_loop_that_scales_its_losses_says_how() -> None:
     model = FakeModel(FracConfig(targets=(0.1,), gate=GateConfig(control="sign")))
     engine = Engine(model, accumulate=4)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractrain_fx.config import Cyclic, Fixed, FracConfig, LossPlateau, Manual, RunConfig, Schedule, Steps
+from fractrain_fx.config import ByLength, Cyclic, Fixed, FracConfig, LossPlateau, Manual, RunConfig, Schedule, Steps
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.schedules import (
-    AutoSchedule,
     LoopLength,
     StagePlan,
     StageSchedule,
@@ -87,7 +86,7 @@ def test_every_schedule_continues_from_its_state(schedule: Any) -> None:
 
 def test_the_default_is_algorithm_1_in_runs_of_unknown_length() -> None:
     plan = plan_stages(FracConfig(), TARGETS)
-    assert isinstance(plan.schedule, AutoSchedule) and plan.name == "Algorithm 1" and plan.too_short is None
+    assert plan.windows is None and plan.name == "Algorithm 1" and plan.too_short is None
 
 
 def test_the_default_begins_a_stage_when_the_loss_is_flat_and_within_bounds() -> None:
@@ -126,6 +125,12 @@ def test_the_default_begins_the_last_stage_in_time_whatever_the_loss(
 def test_the_default_leaves_out_stages_of_a_run_with_fewer_epochs(epochs: int, stages: list[int]) -> None:
     plan = plan_stages(FracConfig(), TARGETS, LoopLength(epochs))
     assert [plan.first, *walk(plan, [1.0] * epochs)[1:]] == stages and plan.too_short is None
+
+
+@pytest.mark.parametrize(("windows", "words"), [(1, "1 window of 10 steps"), (3, "3 windows of 10 steps")])
+def test_a_run_too_short_for_all_stages_says_how_many_windows_it_has(windows: int, words: str) -> None:
+    config = FracConfig(schedule=ByLength(every=Steps(10)), run=RunConfig(length=Steps(10 * windows)))
+    assert plan_stages(config, TARGETS).name == f"the length of the run: {words} for 4 stages"
 
 
 def test_a_run_that_was_too_short_for_all_stages_can_be_made_longer() -> None:
@@ -194,7 +199,7 @@ def test_turns_that_do_not_fit_the_run_are_refused(schedule: Fixed, message: str
 
 @pytest.mark.parametrize(
     ("schedule", "length", "message"),
-    [(Manual(), 3, "3 epochs"), (Manual(every=Steps(10)), Steps(30), "3 windows of 'every'")],
+    [(Manual(), 3, "3 epochs"), (Manual(every=Steps(10)), Steps(30), "3 windows of 10 steps")],
 )
 def test_a_manual_run_with_less_than_an_epoch_a_stage_is_refused(schedule: Manual, length: Any, message: str) -> None:
     config = FracConfig(schedule=schedule, run=RunConfig(length=length))

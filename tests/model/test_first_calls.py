@@ -213,7 +213,7 @@ def test_comparisons_stop_with_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
     assert compared == [8, 9, 10, 11]
     assert [each.message for each in caplog.records if "no longer compared" in each.message] == [
         "Reader computed what its graph computes on 2 calls of new sizes; calls of other sizes are no longer compared "
-        "(FracConfig.compared_calls)"
+        "(run.compared_calls)"
     ]
 
 

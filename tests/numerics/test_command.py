@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from fractrain_fx import cli
 from fractrain_fx.numerics.sensitivity import Sensitivities
-from fractrain_fx.training import RunSettings
+from fractrain_fx.training import RunSettings, new_run
+from tests.training.runs import quiet, settings
+from tests.training.started import another_process
 
 
 def test_a_run_is_measured_and_its_widths_are_allocated(
@@ -37,6 +40,26 @@ def test_a_run_is_measured_and_its_widths_are_allocated(
     assert "of 3 % of training at 32 bits" in capsys.readouterr().out
     assert cli.main(["sensitivity", "run", "--batches", "2"]) == 2
     assert "2 batches do not show" in capsys.readouterr().err
+
+
+def test_a_run_without_a_checkpoint_is_refused_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new_run(settings("static", epochs=1), tmp_path, quiet()).fit()
+    for folder in tmp_path.glob("checkpoint-*"):
+        shutil.rmtree(folder)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert cli.main(["sensitivity", str(tmp_path)]) == 2
+    assert "has no checkpoint yet" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.long
+def test_a_run_is_measured_while_another_process_trains_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new_run(settings("static", epochs=1, batch_size=16), tmp_path, quiet()).fit()
+    with another_process(tmp_path):
+        assert cli.main(["sensitivity", str(tmp_path), "--batches", "4"]) == 0
+    assert "expected change of the loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

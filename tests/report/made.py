@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracModel
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.controller import option_share
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import price_run
 from fractrain_fx.nn.cost import Cost, CostMeter
@@ -47,7 +46,7 @@ class Steered:
 
     def choose(self, target: float, noise: torch.Generator) -> None:
         options = self.frac_config.gate_options
-        share = torch.tensor([option_share(option, self.frac_config.gate_weight_bits) for option in options])
+        share = torch.tensor([option.mean_share(self.frac_config.gate_weight_bits) for option in options])
         taste = torch.randn(len(self._meter.blocks), len(options), generator=noise)
         low, high = -400.0, 400.0
         for _ in range(30):

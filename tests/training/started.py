@@ -5,13 +5,38 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-__all__ = ["RUN", "start"]
+__all__ = ["RUN", "another_process", "start"]
 
 ROOT = Path(__file__).parents[2]
 RUN = ["train", "--model", f"{ROOT}/tests/training/tiny.py:net", "--image-size", "8", "--subset", "96"]
+
+_HOLDING = """
+import sys
+from pathlib import Path
+from fractrain_fx.training.folder.held import hold
+held = hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds ``folder`` until its input ends."""
+    command = [sys.executable, "-c", _HOLDING, str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
 
 
 def _train(arguments: list[str], environment: dict[str, str]) -> None:

@@ -10,7 +10,8 @@ from torch import nn
 
 from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer
-from fractrain_fx.training.optim import epochs_of_run, lr_factor, make_optimizer, make_scheduler, steps_of_run
+from fractrain_fx.training.length import RunLength
+from fractrain_fx.training.optim import lr_factor, make_optimizer, make_scheduler
 from fractrain_fx.training.settings import GateLr
 from tests.training.tiny import net
 
@@ -18,7 +19,8 @@ TINY = Path(__file__).parent / "tiny.py"
 
 
 def factors(settings: TrainSettings, steps_an_epoch: int = 10) -> list[float]:
-    return [lr_factor(settings, step, steps_an_epoch) for step in range(steps_of_run(settings, steps_an_epoch))]
+    length = RunLength(settings, steps_an_epoch)
+    return [lr_factor(length, step) for step in range(length.run_steps)]
 
 
 def test_the_papers_steps_fall_at_epochs_80_and_120_of_160_and_keep_their_place_in_a_shorter_run() -> None:
@@ -26,8 +28,8 @@ def test_the_papers_steps_fall_at_epochs_80_and_120_of_160_and_keep_their_place_
     assert whole[799] == 1 and whole[800] == pytest.approx(0.1) and whole[1199] == pytest.approx(0.1)
     assert whole[1200] == whole[-1] == pytest.approx(0.01)
     assert factors(TrainSettings(epochs=16, lr_schedule="steps")) == whole[::10]
-    by_steps = TrainSettings(iterations=64_000, lr_schedule="steps")
-    assert lr_factor(by_steps, 31_999, 390) == 1 and lr_factor(by_steps, 48_000, 390) == pytest.approx(0.01)
+    by_steps = RunLength(TrainSettings(iterations=64_000, lr_schedule="steps"), 390)
+    assert lr_factor(by_steps, 31_999) == 1 and lr_factor(by_steps, 48_000) == pytest.approx(0.01)
 
 
 def test_inverse_square_root_meets_its_warm_up() -> None:
@@ -42,8 +44,8 @@ def test_cosine_rises_for_an_epoch_and_falls_to_nearly_nothing() -> None:
 
 
 def test_a_run_of_iterations_has_the_epochs_that_hold_them() -> None:
-    assert epochs_of_run(TrainSettings(iterations=25), 10) == 3
-    assert epochs_of_run(TrainSettings(epochs=4), 10) == 4
+    assert RunLength(TrainSettings(iterations=25), 10).epochs == 3
+    assert RunLength(TrainSettings(epochs=4), 10).epochs == 4
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_the_gates_can_keep_their_rate_when_the_models_falls() -> None:
     settings = TrainSettings(epochs=4, lr=0.2, lr_schedule="steps", weight_decay=0.5, gate_lr="peak")
     model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),), check=False)
     optimizer = make_optimizer(model, settings, "classification")
-    scheduler = make_scheduler(optimizer, settings, 10)
+    scheduler = make_scheduler(optimizer, RunLength(settings, 10))
     grouped = [{id(p) for p in group["params"]} for group in optimizer.param_groups]
     assert grouped[0] == {id(p) for p in model.restore().parameters()}
     assert grouped[1] and grouped[0] | grouped[1] == {id(p) for p in model.parameters()}
@@ -90,7 +92,7 @@ def test_the_gates_can_keep_their_rate_when_the_models_falls() -> None:
     assert rates[0] == [0.2, 0.2] and rates[-1] == pytest.approx([0.002, 0.2])
     # A model without gates has one course.
     plain = make_optimizer(net(10), settings, "classification")
-    assert len(make_scheduler(plain, settings, 10).lr_lambdas) == len(plain.param_groups) == 1
+    assert len(make_scheduler(plain, RunLength(settings, 10)).lr_lambdas) == len(plain.param_groups) == 1
 
 
 def test_the_gates_follow_the_model_and_may_have_a_multiple_of_its_rate() -> None:
@@ -99,7 +101,7 @@ def test_the_gates_follow_the_model_and_may_have_a_multiple_of_its_rate() -> Non
     for gate_lr, factor, last in courses:
         settings = TrainSettings(epochs=4, lr=0.2, lr_schedule="steps", gate_lr=gate_lr, gate_lr_factor=factor)
         optimizer = make_optimizer(model, settings, "classification")
-        scheduler = make_scheduler(optimizer, settings, 10)
+        scheduler = make_scheduler(optimizer, RunLength(settings, 10))
         assert optimizer.param_groups[1]["lr"] == pytest.approx(0.2 * factor)
         for _ in range(39):
             optimizer.step()

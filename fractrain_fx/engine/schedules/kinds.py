@@ -9,14 +9,14 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.indicator import PlateauIndicator
 
-__all__ = ["EARLIEST", "TINY", "AutoSchedule", "BoundedSchedule", "EpochSchedule", "Level", "StageSchedule"]
+__all__ = ["EARLIEST", "TINY", "EpochSchedule", "Level", "PlateauSchedule", "StageSchedule"]
 
 Level: TypeAlias = Precision | float
 
 TINY = 1e-9  # shares such as 0.1 of 10 windows are not exact in binary
 
 EARLIEST = 0.4
-"""The share of a run before which :class:`BoundedSchedule` does not begin the last stage."""
+"""The share of a run before which a :class:`PlateauSchedule` that knows the length does not begin the last stage."""
 
 
 @runtime_checkable
@@ -40,62 +40,47 @@ class StageSchedule(Protocol):
         ...
 
 
-class AutoSchedule:
-    """Algorithm 1: go to the next stage when the loss has stopped falling, until the last."""
+class PlateauSchedule:
+    """Algorithm 1: go to the next stage when the loss has stopped falling, until the last.
 
-    def __init__(self, stages: int, plateau: PlateauIndicator) -> None:
-        self._last = stages - 1
-        self._plateau = plateau
-        self._stage = 0
-        self.soonest = self._last * plateau.window
-        """Losses before the last stage at the soonest: a full window of them for each turning point."""
-
-    def update(self, loss: float) -> int:
-        if self._stage < self._last and self._plateau.update(loss):
-            self._stage += 1
-        return self._stage
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"stage": self._stage, "plateau": self._plateau.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._plateau.load_state_dict(state["plateau"])
-        self._stage = int(state["stage"])
-
-
-class BoundedSchedule:
-    """Algorithm 1, by which no stage begins too early or too late for the length of the run.
-
-    Of ``n`` stages, stage ``k`` (from 0) begins between the shares ``0.4 k / (n - 1)`` and ``k / n`` of the run: when
-    the loss has stopped falling, else where equal parts would begin it. A run that is too short for all stages leaves
-    out some between the first and the last, and one of a single loss all but the last.
+    If the length of the run is known, no stage begins too early or too late for it. Of ``n`` stages, stage ``k`` (from
+    0) begins between the shares ``0.4 k / (n - 1)`` and ``k / n`` of the run: when the loss has stopped falling, else
+    where equal parts would begin it. A run that is too short for all stages leaves out some between the first and the
+    last, and one of a single loss all but the last.
 
     Args:
         stages: the number of stages.
         plateau: tells whether the loss has stopped falling. A stage that begins late leaves its threshold as it was.
-        windows: losses of the whole run.
+        windows: losses of the whole run; ``None`` if that is not known: nothing then bounds when a stage begins.
 
     Attributes:
         first: the stage in which the run begins.
         soonest: losses before the last stage, at the least.
     """
 
-    def __init__(self, stages: int, plateau: PlateauIndicator, windows: int) -> None:
+    def __init__(self, stages: int, plateau: PlateauIndicator, windows: int | None = None) -> None:
         self._last = stages - 1
         self._plateau = plateau
         self._windows = windows
         self._seen = 0
         self._flat = False
         self.first = self._stage = self._due(0)
-        latest = next(seen for seen in range(windows) if self._due(seen) == self._last)
-        self.soonest = min(latest, self._earliest(self._last))
+        if windows is None:
+            self.soonest = self._last * plateau.window  # a full window of losses for each turning point
+        else:
+            latest = next(seen for seen in range(windows) if self._due(seen) == self._last)
+            self.soonest = min(latest, self._earliest(self._last))
 
     def _earliest(self, stage: int) -> int:
         """The losses before a stage, at the least."""
+        if self._windows is None:
+            return 0
         return math.ceil(EARLIEST * stage / self._last * self._windows - TINY)
 
     def _due(self, seen: int) -> int:
         """The stage that has begun after so many losses, at the latest."""
+        if self._windows is None:
+            return 0
         if self._windows > self._last:
             return min(self._last, ((seen + 1) * (self._last + 1) - 1) // self._windows)
         return self._last if seen >= self._windows - 1 else round(seen * self._last / (self._windows - 1))
@@ -113,12 +98,15 @@ class BoundedSchedule:
         return self._stage
 
     def state_dict(self) -> dict[str, Any]:
-        place = {"stage": self._stage, "seen": self._seen, "flat": self._flat}
-        return place | {"plateau": self._plateau.state_dict()}
+        # Without bounds the place in the run does not count. Its absence tells such a state from one with bounds.
+        place = {} if self._windows is None else {"seen": self._seen, "flat": self._flat}
+        return {"stage": self._stage, "plateau": self._plateau.state_dict()} | place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._plateau.load_state_dict(state["plateau"])
-        self._stage, self._seen, self._flat = int(state["stage"]), int(state["seen"]), bool(state["flat"])
+        self._stage = int(state["stage"])
+        if self._windows is not None:
+            self._seen, self._flat = int(state["seen"]), bool(state["flat"])
 
 
 class EpochSchedule:

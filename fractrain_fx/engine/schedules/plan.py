@@ -19,15 +19,14 @@ from fractrain_fx.engine.indicator import PlateauIndicator
 from fractrain_fx.engine.schedules.kinds import (
     EARLIEST,
     TINY,
-    AutoSchedule,
-    BoundedSchedule,
     EpochSchedule,
     Level,
+    PlateauSchedule,
     StageSchedule,
 )
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["LoopLength", "StagePlan", "lacks_length", "plan_stages"]
+__all__ = ["LoopLength", "StagePlan", "lacks_length", "plan_stages", "unit_of"]
 
 # Losses of a run that the default asks for, by optimizer steps if there are fewer epochs: Algorithm 1 compares five.
 _LOSSES = 40
@@ -90,11 +89,11 @@ class StagePlan:
         """The sentence for a run that ends before its last stage can begin; ``None`` if it can, or nobody knows."""
         if self.windows is None or self.soonest is None or self.soonest < self.windows:
             return None
-        unit = "epochs" if self.every is None else f"windows of {self.every}"
         return (
             f"this run cannot reach its last stage: {self.name} begins stage {len(self.levels)} after {self.soonest} "
-            f"{unit} at the soonest, and the run has {self.windows}. Train for {self.soonest + 1} or more, write "
-            "schedule='by-length' (every stage then begins in time), or ask more often with every=Steps(...)"
+            f"{unit_of(self.every)} at the soonest, and the run has {self.windows}. Train for {self.soonest + 1} or "
+            "more, write schedule='by-length' (every stage then begins in time), or ask more often with "
+            "every=Steps(...)"
         )
 
 
@@ -133,7 +132,7 @@ def _named(config: FracConfig, levels: tuple[Level, ...], length: LoopLength) ->
     match config.schedule:
         case Plateau() as plateau:
             levels = (levels[0], levels[-1]) if isinstance(plateau, TwoStage) else levels
-            return StagePlan(levels, _algorithm(plateau, levels))
+            return StagePlan(levels, PlateauSchedule(len(levels), PlateauIndicator(plateau.epsilon, plateau.alpha)))
         case Manual():
             return StagePlan(levels, EpochSchedule(_manual(len(levels), config, length)))
         case Cyclic(cycles=cycles):
@@ -144,18 +143,10 @@ def _named(config: FracConfig, levels: tuple[Level, ...], length: LoopLength) ->
             return StagePlan(levels[-1:], EpochSchedule((0,)))
 
 
-def _algorithm(plateau: Plateau, levels: tuple[Level, ...]) -> AutoSchedule:
-    return AutoSchedule(len(levels), _indicator(plateau))
-
-
-def _indicator(plateau: Plateau) -> PlateauIndicator:
-    return PlateauIndicator(plateau.epsilon, plateau.alpha)
-
-
 def _manual(stages: int, config: FracConfig, length: LoopLength) -> tuple[int, ...]:
     windows = _windows(config, length)
     if windows < stages:
-        unit = "epochs" if config.schedule.every is None else "windows of 'every'"
+        unit = unit_of(config.schedule.every)
         raise ConfigError(
             f"schedule='manual' gives {stages} stages equal parts of the run, and {windows} {unit} are too few for "
             "that: train longer, take fewer stages, leave schedule out (some stages are then left out), or write "
@@ -170,14 +161,19 @@ def _by_length(schedule: ByLength, levels: tuple[Level, ...], length: LoopLength
     if every is None and length.steps is not None and (windows is None or windows < _LOSSES):
         every = Steps(max(1, length.steps // _LOSSES))
         windows = length.windows(every)
-    if windows is None:
-        return StagePlan(levels, _algorithm(schedule, levels), every=every, name="Algorithm 1")
-    bounded, latest = BoundedSchedule(stages, _indicator(schedule), windows), 100 * (stages - 1) / stages
-    name = f"Algorithm 1, with the last stage begun between {100 * EARLIEST:.0f} and {latest:.0f} % of the run"
-    if windows < stages:
-        unit = "epoch" if every is None else f"window of {every}"
-        name = f"the length of the run: {windows} {unit}{'' if windows == 1 else 's'} for {stages} stages"
-    return StagePlan(levels, bounded, first=bounded.first, windows=windows, every=every, name=name)
+    walk = PlateauSchedule(stages, PlateauIndicator(schedule.epsilon, schedule.alpha), windows)
+    name, latest = "Algorithm 1", 100 * (stages - 1) / stages
+    if windows is not None and windows < stages:
+        name = f"the length of the run: {windows} {unit_of(every, windows)} for {stages} stages"
+    elif windows is not None:
+        name += f", with the last stage begun between {100 * EARLIEST:.0f} and {latest:.0f} % of the run"
+    return StagePlan(levels, walk, first=walk.first, windows=windows, every=every, name=name)
+
+
+def unit_of(every: Amount | None, count: int = 2) -> str:
+    """The unit in which a schedule counts, in words: epochs, or windows of ``every``."""
+    plural = "" if count == 1 else "s"
+    return f"epoch{plural}" if every is None else f"window{plural} of {every}"
 
 
 def lacks_length(config: FracConfig, levels: tuple[Level, ...]) -> bool:
@@ -220,7 +216,7 @@ def _every(config: FracConfig) -> int:
 
 
 def _cyclic(levels: tuple[Level, ...], config: FracConfig, cycles: int, epochs: int) -> StagePlan:
-    unit = "epochs" if config.schedule.every is None else f"windows of {config.schedule.every}"
+    unit = unit_of(config.schedule.every)
     if epochs < 2 * cycles:
         raise ConfigError(
             f"{cycles} cycles in {epochs} {unit} leave less than two {unit} a cycle: "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from fractrain_fx.engine.course import Run
-from fractrain_fx.engine.ledger import pure_rows
+from fractrain_fx.engine.rows import pure_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.model.state import ModelState
 

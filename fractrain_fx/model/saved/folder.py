@@ -16,7 +16,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.durable import write_text
-from fractrain_fx.engine.course import run_of
+from fractrain_fx.engine.steered import noted_run
 from fractrain_fx.errors import InputError, RunError
 from fractrain_fx.model.frozen.packing import CODES, Packable, pack
 from fractrain_fx.model.saved.card import card_text, loads_as_float
@@ -61,7 +61,7 @@ def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, tog
         _write(whole, state, directory, together)
         _write_config(state.original, whole, directory, loads)
         macs = sum(op.macs or 0 for _, op in ops_of(state.recording.train.graph))
-        card = card_text(state, run_of(model), state.results, name, macs=macs, loads=loads)
+        card = card_text(state, noted_run(model), state.results, name, macs=macs, loads=loads)
         write_text(directory / _CARD, card)
     if state.sharding is not None:
         dist.barrier()  # the others may read it next
@@ -128,8 +128,7 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     from safetensors.torch import load_file
 
     try:
-        # Before the recipe had a file of its own it was in config.json.
-        file = directory / (_RECIPE if (directory / _RECIPE).is_file() else _CONFIG)
+        file = directory / _RECIPE
         recipe = json.loads(file.read_text(encoding="utf-8"))
         tensors = load_file(directory / _EXAMPLES)
     except (OSError, ValueError, SafetensorError) as error:

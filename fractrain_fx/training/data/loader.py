@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from fractrain_fx.errors import DataError
 from fractrain_fx.training.data.augment import CropFlip
-from fractrain_fx.training.data.dataset import DataSet
+from fractrain_fx.training.data.dataset import DataSet, ImageFiles
 from fractrain_fx.training.data.files import read_batches
-from fractrain_fx.training.data.order import Order, generator_for
 
 __all__ = ["Loader", "Share", "by_name", "make_loader"]
 
@@ -41,21 +43,46 @@ class Share:
     resident: int = 1 << 30
 
 
-class Loader(Protocol):
-    """Batches of inputs and targets on the model's device."""
+class Loader(ABC):
+    """Batches of inputs and targets on the model's device, from shuffled passes over the training samples.
 
-    @property
-    def steps(self) -> int:
-        """Training steps of a pass over the samples."""
-        ...
+    The samples of a step depend on its number and the seed only, so a run can start at any step. They are the same for
+    any number of processes with the same ``batch * ranks``. Samples that do not fill a step at the end of a pass are
+    left out of that pass. With fewer samples than a step takes, each step takes all.
 
+    Args:
+        data: training and test samples.
+        share: the part of this process.
+
+    Attributes:
+        steps: training steps of a pass.
+
+    Raises:
+        DataError: there are fewer samples than processes.
+    """
+
+    def __init__(self, data: DataSet, share: Share) -> None:
+        samples = len(data.train)
+        if samples < share.ranks:
+            raise DataError(f"{samples} training samples are too few for {share.ranks} processes: use more of them")
+        self._data, self._share = data, share
+        self.steps = max(1, samples // (share.batch * share.ranks))
+
+    def _rows(self, number: int) -> tuple[int, Int[Tensor, " batch"]]:
+        """The pass, counted from 0, that step ``number`` (from 0, over all passes) belongs to, and its samples."""
+        samples, share = len(self._data.train), self._share
+        turn, place = divmod(number, self.steps)
+        size = min(share.batch, samples // share.ranks)
+        first = (place * share.ranks + share.rank) * size
+        return turn, _shuffled(samples, share.seed, turn)[first : first + size]
+
+    @abstractmethod
     def train(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Training batches ``first`` to ``first + count`` (over all passes), always the same ones."""
-        ...
 
+    @abstractmethod
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's part of the test samples; all parts together hold each sample once."""
-        ...
 
 
 def make_loader(data: DataSet, share: Share) -> Loader:
@@ -72,22 +99,17 @@ def by_name(batches: Iterable[tuple[Tensor, Tensor]], name: str | None) -> Itera
     return ((inputs if name is None else {name: inputs}, targets) for inputs, targets in batches)
 
 
-class TensorLoader:
+class TensorLoader(Loader):
     """Batches of samples that are held in memory."""
 
     def __init__(self, data: DataSet, share: Share) -> None:
-        self._data, self._share = data, share
-        self._order = Order(len(data.train), share.batch, share.seed, share.rank, share.ranks)
-        self._train, self._test = (_near(part, share) for part in (data.train, data.test))
+        super().__init__(data, share)
+        self._train, self._test = (_near(cast(TensorDataset, part), share) for part in (data.train, data.test))
         self._draw = lru_cache(maxsize=1)(self._drawn)
-
-    @property
-    def steps(self) -> int:
-        return self._order.steps
 
     def train(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         for number in range(first, first + count):
-            turn, rows = self._order.step(number)
+            turn, rows = self._rows(number)
             inputs, targets = self._pick(self._train, rows)
             if self._data.augmentations[0] == "crop-flip":
                 # Drawn for each sample, not for each place in a batch, so the number of processes does not matter.
@@ -111,24 +133,16 @@ class TensorLoader:
         return self._data.prepare(inputs.to(device)), targets.to(device, torch.int64)
 
     def _drawn(self, turn: int) -> CropFlip:
-        return CropFlip.draw(len(self._data.train), generator_for(self._share.seed, turn, 1)).to(self._train[0].device)
+        return CropFlip.draw(len(self._data.train), _generator(self._share.seed, turn, 1)).to(self._train[0].device)
 
 
-class FileLoader:
+class FileLoader(Loader):
     """Batches of images that are read, transformed and stacked by worker processes."""
-
-    def __init__(self, data: DataSet, share: Share) -> None:
-        self._data, self._share = data, share
-        self._order = Order(len(data.train), share.batch, share.seed, share.rank, share.ranks)
-
-    @property
-    def steps(self) -> int:
-        return self._order.steps
 
     def train(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         batches = []
         for number in range(first, first + count):
-            turn, rows = self._order.step(number)
+            turn, rows = self._rows(number)
             start = (self._share.seed * 1_000_003 + turn) * len(self._data.train)
             batches.append([(row, start + row) for row in rows.tolist()])
         return self._read(train=True, batches=batches)
@@ -141,18 +155,24 @@ class FileLoader:
 
     def _read(self, *, train: bool, batches: list[list[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor]]:
         side = self._data.shape[1] if self._data.shape is not None else self._data.side
-        files = self._data.train if train else self._data.test
-        if isinstance(files, TensorDataset):
-            raise TypeError("a FileLoader reads ImageFiles")
+        files = cast(ImageFiles, self._data.train if train else self._data.test)
         transform = files.transform(side, train and self._data.augmentations[0] == "timm")
         for inputs, targets in read_batches(files, transform, batches, self._share.workers):
             yield inputs.to(self._share.device), targets.to(self._share.device)
 
 
-def _near(samples: object, share: Share) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=2)
+def _shuffled(samples: int, seed: int, turn: int) -> Int[Tensor, " samples"]:
+    return torch.randperm(samples, generator=_generator(seed, turn, 0))
+
+
+def _generator(seed: int, turn: int, purpose: int) -> torch.Generator:
+    """A separate generator for each seed, pass and purpose (0: order, 1: augmentation)."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + turn) * 2 + purpose)
+
+
+def _near(samples: TensorDataset, share: Share) -> tuple[Tensor, Tensor]:
     """Inputs and targets, on the device if they are few enough to stay there beside a model."""
-    if not isinstance(samples, TensorDataset):
-        raise TypeError("a TensorLoader holds samples in memory")
     inputs, targets = samples.tensors
     if inputs.nbytes + targets.nbytes > share.resident:
         return inputs, targets

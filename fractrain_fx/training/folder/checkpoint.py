@@ -133,7 +133,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                 raise ValueError(f"{name} is not as it was written")
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         require_form(STATE, state)
-        if state.get("version", VERSION) > VERSION:
+        if state["version"] > VERSION:
             raise RunError(
                 f"{folder} was written by a newer version of this package (schema {state['version']}, and this one "
                 f"reads {VERSION}): update it"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fractrain_fx.durable import require_folder, write_text, writing
@@ -51,9 +50,7 @@ class HeldFolder:
     def __enter__(self) -> HeldFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:

@@ -16,10 +16,7 @@ __all__ = ["MODEL", "STATE", "SUMS", "TENSORS", "VERSION", "Optional", "reading"
 MODEL, TENSORS, STATE, SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
 
 VERSION = 1
-"""Of the schema: docs/reference/run-folder.md says where a checkpoint keeps ranges, bits and pins.
-
-Files without one have 1.
-"""
+"""Of the schema: docs/reference/run-folder.md says where a checkpoint keeps ranges, bits and pins."""
 
 _DAMAGE = (OSError, EOFError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 
@@ -37,14 +34,14 @@ class Optional:
 
 _NUMBER = (int, float)
 _LEDGER = {"macs": int, "epochs": [{"epoch": int, "stage": int, "level": str, "options": dict}]}
-_ENGINE = {"stage": int, "schedule": dict, "ledger": _LEDGER, "controller": Optional(dict), "clock": Optional(dict)}
+_ENGINE = {"stage": int, "schedule": dict, "ledger": _LEDGER, "controller": dict, "clock": dict}
 _BEST = {"value": _NUMBER, "epoch": int, "macs": _NUMBER}
 _RANDOM = {"torch": Tensor, "device": Optional(Tensor), "python": tuple, "numpy": tuple}
 
 FORMS: dict[str, Any] = {
     SUMS: {name: str for name in (MODEL, TENSORS, STATE)},
     STATE: {
-        "version": Optional(int),
+        "version": int,
         "epoch": int,
         "config": dict,
         "state": {"engine": _ENGINE, "seconds": _NUMBER, "value": Optional(_NUMBER), "best": Optional(_BEST)},

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from fractrain_fx.engine import Engine, EpochRow
-from fractrain_fx.engine.ledger import beside_shares
+from fractrain_fx.engine.rows import beside_shares
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.training.log.look import Look
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fractrain_fx.config.kinds import check_kinds
 from fractrain_fx.engine.dependence import InputDependence
-from fractrain_fx.engine.ledger import EpochRow
+from fractrain_fx.engine.rows import EpochRow
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import Sample
 

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fractrain_fx.durable import write_text
-from fractrain_fx.engine.ledger import Ledger, beside_shares
+from fractrain_fx.engine.ledger import Ledger
+from fractrain_fx.engine.rows import beside_shares
 from fractrain_fx.errors import RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import MachineRun, price_run

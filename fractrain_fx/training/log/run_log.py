@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -20,10 +19,9 @@ from fractrain_fx.summary.text import columns_or
 from fractrain_fx.training.log.board import Board, has_tensorboard
 from fractrain_fx.training.log.look import Look
 from fractrain_fx.training.log.messages import bar_text, step_line
-from fractrain_fx.training.log.pace import Pace
 from fractrain_fx.training.log.records import METRICS, kept_lines
 
-__all__ = ["RunLog", "new_console"]
+__all__ = ["Pace", "RunLog", "new_console"]
 
 # Wide enough for the final table; a terminal has its own width.
 _FILE_WIDTH = 112
@@ -93,9 +91,7 @@ class RunLog:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
         if self._board is not None:
             self._board.close()
@@ -143,6 +139,42 @@ class RunLog:
                 file.write(json.dumps({name: _plain(value) for name, value in values.items()}) + "\n")
         if self._board is not None:
             self._board.epoch(values, bits)
+
+
+class Pace:
+    """Counts batches and samples, and the time that training takes without evaluations.
+
+    Args:
+        batches: batches that are still to be trained.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+        self._started = self._last = time.monotonic()
+        self._done = self._samples = 0
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        """Leave out the time since the last step."""
+        self._last = time.monotonic()
+
+    def step(self, samples: int) -> None:
+        """Note a batch of so many samples."""
+        now = time.monotonic()
+        self._seconds += now - self._last
+        self._last = now
+        self._samples += samples
+        self._done += 1
+
+    def speed(self) -> float:
+        """Samples a second since this was last asked."""
+        speed = self._samples / self._seconds if self._seconds else 0.0
+        self._samples, self._seconds = 0, 0.0
+        return speed
+
+    def left(self) -> float:
+        """Seconds to the end of the run, if what is left goes as fast as what was done, evaluations included."""
+        return (time.monotonic() - self._started) / max(self._done, 1) * (self._batches - self._done)
 
 
 def _plain(value: Any) -> Any:

@@ -5,38 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.folder.held import hold, hold_new
-
-ROOT = Path(__file__).parents[3]
-_OTHER = """
-import sys
-from pathlib import Path
-from fractrain_fx.training.folder.held import hold
-held = hold(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds ``folder`` until its input ends."""
-    command = [sys.executable, "-c", _OTHER, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        yield process
+from tests.training.started import another_process
 
 
 @pytest.mark.long

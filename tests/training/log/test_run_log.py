@@ -16,7 +16,7 @@ from fractrain_fx.training.folder.checkpoint import Checkpoint, save_checkpoint
 from fractrain_fx.training.length import StepPlace
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.look import Look
-from fractrain_fx.training.log.pace import Pace
+from fractrain_fx.training.log.run_log import Pace
 from tests.training.runs import settings
 
 LINE = re.compile(
