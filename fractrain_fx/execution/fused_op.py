@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fractrain_fx.config import Precision
 from fractrain_fx.execution.arithmetic import Arithmetic, Needs
 from fractrain_fx.execution.backends.codes import CodedProducts
-from fractrain_fx.execution.backends.cpu import CPU
 from fractrain_fx.execution.backends.cuda import CUDA
 from fractrain_fx.execution.backends.per_product import choice_gradient
 from fractrain_fx.execution.backends.plain import PLAIN
@@ -64,7 +63,7 @@ class FusedOp(nn.Module):
         first_factor, second_factor = (factor(each, arithmetic.order) for each in (first, second))
         self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis, gradient)
         """Everything about the op except its tensors."""
-        self.backends: tuple[Backend, ...] = (CPU, CUDA, PLAIN)
+        self.backends: tuple[Backend, ...] = (CUDA, PLAIN)
         """What may compute the op, best first; at each call the first that does not refuse it does."""
         self.observer: Observer | None = None  # sees the next calls, if a watched step set it
         self.maker: Maker | None = None

@@ -25,7 +25,6 @@ __all__ = [
     "has_gains",
     "has_kernels",
     "measure_compiled",
-    "round_channels_compiled",
     "round_compiled",
 ]
 
@@ -58,7 +57,6 @@ def round_compiled(
     *,
     stochastic: bool = False,
     seed: Tensor | None = None,
-    erase: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
     """Round like :func:`~fractrain_fx.formats.affine.rounding.round_affine` with ``quick=False``, bit for bit.
@@ -72,7 +70,6 @@ def round_compiled(
         within: the range, one for all values or one for each channel.
         stochastic: add noise before rounding.
         seed: the noise's seed.
-        erase: whether values of 0 bits become 0 instead of staying as they are.
         out: memory for the result; may be ``x``.
 
     Returns:
@@ -81,26 +78,7 @@ def round_compiled(
     """
     out = torch.empty_like(x) if out is None else out
     number = noise_number(stochastic, seed)
-    done = kernels().round_affine(x, bits, within.lo, within.span, number, within.measured_here, erase, out=out)
-    return _result(done, x, out)
-
-
-def round_channels_compiled(w: Tensor, bits: Tensor, out: Tensor) -> tuple[ValueRange, Tensor | None]:
-    """Measure and round each entry of the first dimension in one pass.
-
-    Args:
-        w: contiguous values.
-        bits: one width.
-        out: contiguous memory for the result.
-
-    Returns:
-        The ranges, and the result as :func:`round_compiled` gives it.
-    """
-    lo, span, done = kernels().round_channels(w, bits, out=out)
-    return ValueRange(lo, span, True), _result(done, w, out)
-
-
-def _result(done: int, x: Tensor, out: Tensor) -> Tensor | None:
+    done = kernels().round_affine(x, bits, within.lo, within.span, number, within.measured_here, out=out)
     if done == _UNROUNDED:
         return x
     return None if done == _REFUSED else out

@@ -12,7 +12,6 @@ from fractrain_fx.config import CODE_BITS, FracConfig, Precision
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.execution.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.execution.backends.codes import CodedProducts
-from fractrain_fx.execution.backends.cpu import CPU
 from fractrain_fx.execution.backends.cuda import CUDA
 from fractrain_fx.execution.backends.plain import PLAIN
 from fractrain_fx.execution.backends.torchao import not_linear, torchao_backend
@@ -35,7 +34,7 @@ class ChooseBackend(PassBase):
     """Give each fused op the backends that may compute it, best first.
 
     At each call the first that does not refuse it does. ``codes`` is for activations times weights of at most 8 bits,
-    if the configuration asks for it (:func:`not_on_int8` names the other ops), ``cpu`` and ``cuda`` for formats whose
+    if the configuration asks for it (:func:`not_on_int8` names the other ops), ``cuda`` for formats whose Triton
     kernels the model calls, and ``plain`` for all. ``torchao`` is for linear layers with ``run.torchao``
     (:func:`not_on_torchao` names the other ops).
 
@@ -73,12 +72,11 @@ class ChooseBackend(PassBase):
                 raise PassError(f"{name!r} has no backend that computes every call")
 
     def _backends(self, name: str, plan: Plan, op: Op) -> tuple[Backend, ...]:
-        kernels = [backend for backend in (CPU, CUDA) if plan.has_kernels(backend.name)]
-        in_float: tuple[Backend, ...] = (*kernels, PLAIN)
+        in_float: tuple[Backend, ...] = (CUDA, PLAIN) if plan.has_kernels("cuda") else (PLAIN,)
         layout = self._layout(plan, op) if self._config.may_use_codes else None
         if layout is None:
             return in_float
-        return CodedProducts(name, layout, self._tuner, in_float[0]), *in_float
+        return CodedProducts(name, layout, self._tuner), *in_float
 
     def _layout(self, plan: Plan, op: Op) -> Layout | None:
         codes = all(each.has_codes for each in (plan.first.fmt, plan.second.fmt, plan.fmt))
