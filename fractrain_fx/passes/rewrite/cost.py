@@ -14,7 +14,7 @@ from fractrain_fx.errors import PassError
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import Backward, CostMeter, OpCost
 from fractrain_fx.nn.needed_bits import MeasuringGradientQuantizer
-from fractrain_fx.passes.graph.contractions import contraction, operand
+from fractrain_fx.passes.graph.contractions import factors_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, insert_module, read, unique, varying
 from fractrain_fx.passes.graph.facts import Op, blocks_of, choices_of, facts, ops_of
 
@@ -104,10 +104,9 @@ class MeterCost(PassBase):
 
 def op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost:
     """The MACs of an op's three products for one sample, whether it reads a weight, and its fewest bits."""
-    family = contraction(node)
-    second = operand(node, family.operands[1]) if family else node.kwargs.get("b")  # of a fused op
-    record = facts(second) if isinstance(second, Node) else None
-    weight = second not in moving if record is None or record.role is None else record.role == "weight"
+    factors = factors_of(node)
+    role = None if factors is None else facts(factors[1]).role
+    weight = (factors is None or factors[1] not in moving) if role is None else role == "weight"
     return OpCost(op.training_macs, weight, op.precision.least(config.least_bits), op.precision.by_product)
 
 
