@@ -20,7 +20,6 @@ __all__ = [
     "code_ends_compiled",
     "coded_compiled",
     "coded_gradient_compiled",
-    "encode_compiled",
     "gains_compiled",
     "has_gains",
     "has_kernels",
@@ -82,37 +81,6 @@ def round_compiled(
     if done == _UNROUNDED:
         return x
     return None if done == _REFUSED else out
-
-
-def encode_compiled(
-    x: Tensor,
-    bits: Tensor,
-    within: ValueRange,
-    codes: Tensor,
-    values: Tensor | None,
-    *,
-    stochastic: bool = False,
-    seed: Tensor | None = None,
-) -> bool:
-    """Write the values that :func:`round_compiled` gives, and their codes, in one pass.
-
-    Args:
-        x: values.
-        bits: as :func:`round_compiled` takes them.
-        within: the range, one for all values or one for each channel.
-        codes: memory of the shape of ``x``, in int8 or int16, for the numbers of levels minus ``2^(bits - 1)``. The
-            codes for 0 and 32 bits mean nothing.
-        values: memory for the values, or ``None``; may be ``x``.
-        stochastic: add noise before rounding.
-        seed: the noise's seed.
-
-    Returns:
-        Whether it was done: ``False`` if the range is not finite or differences in it may overflow.
-    """
-    lo, span, measured_here = within
-    number = noise_number(stochastic, seed)
-    done = kernels().encode_affine(x, bits, lo, span, number, measured_here, codes=codes, values=values)
-    return bool(done != _REFUSED)
 
 
 def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:

@@ -136,9 +136,9 @@ class AffineByKernels(AffineFormat):
 
     def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
         if "cpu" in self.kernels and affine.has_kernels(x, within.lo):
-            codes = torch.empty_like(x, dtype=torch.int8)
-            if affine.encode_compiled(x, bits, within, codes, None):
-                return codes
+            found = affine.coded_compiled(x, bits, within)
+            if found is not None:
+                return found[0]
         return super().codes(x, bits, within)
 
     def _round(
