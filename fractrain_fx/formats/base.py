@@ -11,12 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.config.products import ProductName, Recipe
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
 from fractrain_fx.formats.counts import Counts
 from fractrain_fx.formats.running import RangeBuffers, move_range
-from fractrain_fx.formats.sample_axis import SampleAxis
 
-__all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "SampleAxis", "Seed", "ValueRange", "Values"]
+__all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "Seed", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
 Values = Float[Tensor, "*dims"]
@@ -56,7 +56,7 @@ class Operand(NamedTuple):
     product: ProductName
     tensor: Literal["x", "w", "g"]
     along: tuple[int, ...]
-    samples: SampleAxis | None = None
+    samples: BatchAxis | None = None
     channel: int | None = None
     across: tuple[int, ...] = ()
     weight: bool = False
@@ -169,11 +169,11 @@ class Format(Protocol):
         move_range(running, within.lo, within.span, weight)
         return within
 
-    def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
+    def sample_ranges(self, x: Values, axis: BatchAxis) -> ValueRange:
         """The ranges of the samples along ``axis``, which broadcast against ``x``; one for all by default."""
         return self.activation_range(x)
 
-    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: SampleAxis) -> Float[Tensor, " samples"]:
+    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: BatchAxis) -> Float[Tensor, " samples"]:
         """The bits that number the levels of each sample's gradient; by default the given ones."""
         return bits.expand(1)
 
@@ -235,7 +235,7 @@ class Format(Protocol):
 
     @abstractmethod
     def gradient(
-        self, g: Values, bits: Bits, *, axis: SampleAxis, seed: Seed = None, out: Tensor | None = None
+        self, g: Values, bits: Bits, *, axis: BatchAxis, seed: Seed = None, out: Tensor | None = None
     ) -> Values:
         """Round an output gradient, whose samples lie along ``axis``, stochastically.
 
@@ -248,7 +248,7 @@ class Format(Protocol):
         g: Values,
         bits: Int[Tensor, "*bits"],
         *,
-        axis: SampleAxis,
+        axis: BatchAxis,
         seed: Seed = None,
         out: Tensor | None = None,
     ) -> Values:

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, ValueRange, Values
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, highest_level, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -79,7 +80,7 @@ class DoReFaFormat(Format):
         g: Values,
         bits: Bits,
         *,
-        axis: SampleAxis,
+        axis: BatchAxis,
         seed: Int[Tensor, ""] | None = None,
         out: Tensor | None = None,
     ) -> Values:

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, Operand, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, ValueRange, Values
+from fractrain_fx.formats.batch_axis import BatchAxis
 
 __all__ = ["PerProductFormat"]
 
@@ -47,7 +48,7 @@ class PerProductFormat(Format):
         g: Values,
         bits: Bits,
         *,
-        axis: SampleAxis,
+        axis: BatchAxis,
         seed: Int[Tensor, ""] | None = None,
         out: Tensor | None = None,
     ) -> Values:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import rounding
 from fractrain_fx.formats.scratch import Latest
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.nn.rounding import gate_gradient, gradients_unrounded, refuse_create_graph, rounded_gradient

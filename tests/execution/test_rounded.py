@@ -9,8 +9,8 @@ from torch import Tensor
 from fractrain_fx.execution.plan import Factor, Rounds
 from fractrain_fx.execution.rounded import FIRST, SECOND, round_factor
 from fractrain_fx.formats import AffineFormat
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.kernels.formats import AffineByKernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 
 BITS = torch.tensor([3, 4, 6, 3])
 

@@ -18,11 +18,11 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import AffineFormat, ValueRange
 from fractrain_fx.formats.affine import fake_quantize, measure
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.noise import hashed
 from fractrain_fx.kernels.affine import gains_compiled, has_kernels, measure_compiled, round_compiled
 from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.native import kernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 from tests.residual import Residual
 
 WIDTHS = (0, 3, 4, 6, 16, 32)

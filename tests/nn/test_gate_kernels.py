@@ -13,9 +13,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from fractrain_fx import FracConfig, GateConfig, RunConfig, fractrainify
 from fractrain_fx.config.run import Backend
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.native import kernels
 from fractrain_fx.nn import gate_kernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
 from fractrain_fx.nn.gates import BlockEmbedding, Controller
 from tests.residual import Residual

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fractrain_fx.execution.autocast import autocast_dtype
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import picked
 from fractrain_fx.nn.ranges import RunningRange
 

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from fractrain_fx.execution.arithmetic import Bound, summed_to
 from fractrain_fx.execution.plan import Plan
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.native import kernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["Codes", "Convolved", "Features", "Layout"]
 

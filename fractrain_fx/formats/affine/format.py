@@ -22,7 +22,8 @@ from fractrain_fx.formats.affine.rounding import (
     values_affine,
 )
 from fractrain_fx.formats.affine.scale import scales
-from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, ValueRange, Values
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure", "range_between", "range_shape"]
@@ -85,7 +86,7 @@ class AffineFormat(Format):
         g: Values,
         bits: Bits,
         *,
-        axis: SampleAxis,
+        axis: BatchAxis,
         seed: Int[Tensor, ""] | None = None,
         out: Tensor | None = None,
     ) -> Values:
@@ -98,14 +99,14 @@ class AffineFormat(Format):
         rounded = self._round(g, bits, within, stochastic=True, seed=seed, out=out)
         return rounded if zeros is None else rounded * ~zeros
 
-    def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"], axis: SampleAxis | None) -> ValueRange:
+    def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"], axis: BatchAxis | None) -> ValueRange:
         """The range in which a gradient is rounded, or those of its samples, which broadcast against it."""
         return self._of_gradients(bits, self.measure(g) if axis is None else self.sample_ranges(g, axis))
 
     def _of_gradients(self, bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRange:
         return within if self.gradient_grid == "range" else shifted_to_zero(bits, within)
 
-    def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
+    def sample_ranges(self, x: Values, axis: BatchAxis) -> ValueRange:
         if axis.whole or not self.by_sample:
             return self.measure(x)
         if not axis.folded:
@@ -113,7 +114,7 @@ class AffineFormat(Format):
         lo, span, measured_here = self.measure(_samples_of(x, axis), 0)
         return ValueRange(axis.expand(lo.flatten(), x.shape), axis.expand(span.flatten(), x.shape), measured_here)
 
-    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: SampleAxis) -> Float[Tensor, " samples"]:
+    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: BatchAxis) -> Float[Tensor, " samples"]:
         """The bits that number the levels of each sample's gradient, as :meth:`gradient` rounds it in one range."""
         if not g.numel():
             return bits.expand(1)
@@ -231,7 +232,7 @@ def measure(x: Values, dim: int | None = None) -> ValueRange:
     return range_between(lo, hi)
 
 
-def _samples_of(x: Values, axis: SampleAxis) -> Float[Tensor, "samples rest"]:
+def _samples_of(x: Values, axis: BatchAxis) -> Float[Tensor, "samples rest"]:
     """The values of each sample as one row.
 
     A call of another length than the recorded one has other numbers of rows: then parts of samples count as samples.

@@ -18,8 +18,8 @@ from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Call, Rounds
 from fractrain_fx.formats import ValueRange
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.kernels.formats import AffineByKernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import (
     ActivationQuantizer,
     GradientQuantizer,

@@ -15,8 +15,8 @@ from torch import Tensor
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.affine import AffineFormat, fake_quantize, measure
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.kernels.formats import AffineByKernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 
 quick = settings(max_examples=100, deadline=None)
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40).map(torch.tensor)
