@@ -13,7 +13,7 @@ from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Recipe, usual_recipe
 from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats import AffineFormat, Format, MicroscalingFormat, ValueRange, get_format
 from fractrain_fx.formats.affine.format import range_shape
-from fractrain_fx.formats.base import Bits, Operand, Values
+from fractrain_fx.formats.base import Bits, Operand, Seed, Values
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, known_bits, only_unrounded, readable
 from fractrain_fx.formats.counts import Counts
@@ -110,7 +110,7 @@ class AffineByKernels(AffineFormat):
         bits: Int[Tensor, "*bits"],
         *,
         axis: BatchAxis,
-        seed: Int[Tensor, ""] | None = None,
+        seed: Seed = None,
         out: Tensor | None = None,
     ) -> Values:
         if "cuda" in self.kernels and self.gradient_grid == "range" and has_triton(g):

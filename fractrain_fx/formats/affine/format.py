@@ -22,7 +22,7 @@ from fractrain_fx.formats.affine.rounding import (
     values_affine,
 )
 from fractrain_fx.formats.affine.scale import scales
-from fractrain_fx.formats.base import Bits, Format, Operand, Reach, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, Seed, ValueRange, Values
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
 
@@ -82,13 +82,7 @@ class AffineFormat(Format):
         return self._round(w, as_bits(bits, w), within, out=out)
 
     def gradient(
-        self,
-        g: Values,
-        bits: Bits,
-        *,
-        axis: BatchAxis,
-        seed: Int[Tensor, ""] | None = None,
-        out: Tensor | None = None,
+        self, g: Values, bits: Bits, *, axis: BatchAxis, seed: Seed = None, out: Tensor | None = None
     ) -> Values:
         if not g.numel():
             return g

@@ -8,7 +8,7 @@ from torch import Tensor
 from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats.affine.format import measure, range_between
 from fractrain_fx.formats.affine.rounding import reach_affine, round_affine, shifted_to_zero
-from fractrain_fx.formats.base import Bits, Operand, Reach, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Operand, Reach, Seed, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, work_dtype
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
@@ -33,7 +33,7 @@ class RangedAffineFormat(PerProductFormat):
         self.ranges = ranges
         self.gradient_grid = gradient_grid
 
-    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
+    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Seed = None) -> Values:
         """Round an operand of a product; gradients stochastically."""
         if not x.numel():
             return x
