@@ -16,7 +16,7 @@ from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_
 from fractrain_fx.formats.counts import Counts
 from fractrain_fx.formats.running import RangeBuffers, move_range
 
-__all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "Seed", "ValueRange", "Values"]
+__all__ = ["Bits", "Format", "Operand", "Reach", "Seed", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
 Values = Float[Tensor, "*dims"]
@@ -257,31 +257,3 @@ class Format(Protocol):
         if known_bits(bits) not in (None, 0):
             return rounded
         return put_where(bits, (0,), 0.0, rounded.clone() if rounded is g else rounded)
-
-
-class CodedFormat(Protocol):
-    """A format that ``has_codes``."""
-
-    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
-        """As :meth:`Format.weight_range`."""
-        ...
-
-    def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
-        """The codes of rounded values in int8: the numbers of their levels, minus ``2^(bits - 1)``.
-
-        Args:
-            x: values of the type of the range, not empty.
-            bits: 1 to 8.
-            within: their range.
-        """
-        ...
-
-    def values(self, q: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Values:
-        """The values of levels, bit for bit as they are rounded.
-
-        Args:
-            q: numbers of levels, in the type of the range; may be written into.
-            bits: 1 to 8.
-            within: the range.
-        """
-        ...

@@ -126,9 +126,23 @@ class AffineFormat(Format):
         return reach_affine(bits, within)
 
     def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
+        """The codes of rounded values in int8: the numbers of their levels, minus ``2^(bits - 1)``.
+
+        Args:
+            x: values of the type of the range, not empty.
+            bits: 1 to 8.
+            within: their range.
+        """
         return codes_affine(x, bits, within)
 
     def values(self, q: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Values:
+        """The values of levels, bit for bit as they are rounded.
+
+        Args:
+            q: numbers of levels, in the type of the range; may be written into.
+            bits: 1 to 8.
+            within: the range.
+        """
         return values_affine(q, bits, within, quick=self.quick)
 
     def _round(
