@@ -58,7 +58,7 @@ def round_compiled(
     seed: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor | None:
-    """Round like :func:`~fractrain_fx.formats.affine.rounding.round_affine` with ``quick=False``, bit for bit.
+    """Round like :func:`~fractrain_fx.formats.affine.rounding.round_affine`, bit for bit.
 
     Only the noise differs: it is a hash, as in compiled graphs, because reading noise from memory takes longer than all
     the rest.

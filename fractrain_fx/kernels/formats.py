@@ -78,7 +78,6 @@ class AffineByKernels(AffineFormat):
     ) -> None:
         super().__init__(gradient_grid, ranges)
         self.kernels = kernels
-        self.quick = "cpu" not in kernels  # C++ kernels compute as the formula says
 
     def measure(self, x: Values, dim: int | None = None) -> ValueRange:
         x = x.detach() if x.requires_grad else x

@@ -35,14 +35,10 @@ class AffineFormat(Format):
     Args:
         gradient_grid: ``zero`` shifts the levels of gradients so that one is 0 (``AffineConfig.gradient_grid``).
         ranges: ``sample`` gives each sample of an activation or gradient a range of its own (``AffineConfig.ranges``).
-
-    Attributes:
-        quick: whether roundings take fewer passes on a CPU, whose results may be off by the last bit.
     """
 
     name = "affine"
     has_codes = True
-    quick = True
 
     def __init__(self, gradient_grid: GradientGrid = "range", ranges: Ranges = "tensor") -> None:
         self.gradient_grid = gradient_grid
@@ -143,7 +139,7 @@ class AffineFormat(Format):
             bits: 1 to 8.
             within: the range.
         """
-        return values_affine(q, bits, within, quick=self.quick)
+        return values_affine(q, bits, within)
 
     def _round(
         self,
@@ -155,7 +151,7 @@ class AffineFormat(Format):
         seed: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        return round_affine(x, bits, within, stochastic=stochastic, seed=seed, quick=True, out=out)
+        return round_affine(x, bits, within, stochastic=stochastic, seed=seed, out=out)
 
 
 def fake_quantize(

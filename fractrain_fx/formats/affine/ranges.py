@@ -39,14 +39,14 @@ class RangedAffineFormat(PerProductFormat):
             return x
         bits, within = as_bits(bits, x), self.range_of(x, of)
         if of.tensor != "g":
-            return round_affine(x, bits, within, quick=True)
+            return round_affine(x, bits, within)
         # Rows are rounded for each product; what has one range for both is rounded once.
         if seed is not None and of.product == "weight_gradient" and self.ranges == "row":
             seed = seed + APART
         if self.gradient_grid == "range":
-            return round_affine(x, bits, within, stochastic=True, seed=seed, quick=True)
+            return round_affine(x, bits, within, stochastic=True, seed=seed)
         shifted = shifted_to_zero(bits, within)
-        return round_affine(x, bits, shifted, stochastic=True, seed=seed, quick=True) * (x != 0)
+        return round_affine(x, bits, shifted, stochastic=True, seed=seed) * (x != 0)
 
     def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
         measured = self.range_of(x, of)
