@@ -98,12 +98,12 @@ class Format(Protocol):
 
     Attributes:
         name: the format's name in a configuration.
-        straight: whether the gradient of an activation is always that of the rounded activation.
         per_product: whether the products that read a tensor need it rounded differently. If not, it is rounded once
             for all of them.
         by_product: whether both operands of a gradient product have the backward bits (``Recipe.by_product``).
         has_codes: whether rounded values are ``scale * code + zero`` with whole codes and one range for a tensor, or
             for each output channel of a weight.
+        by_sample: whether each sample of an activation or gradient has a range of its own.
         kernels: types of the devices on which kernels compute what these functions give.
         recipe: how a block format rounds the operands of each product; ``None`` for other formats.
         group_alignment: groups of rows of a grouped product begin at multiples of it, so that no block of values that
@@ -111,7 +111,6 @@ class Format(Protocol):
     """
 
     name: str
-    straight: bool = True
     per_product: bool = False
     by_product: bool = False
     has_codes: bool = False

@@ -23,7 +23,6 @@ class DoReFaFormat(Format):
     """
 
     name = "dorefa"
-    straight = False
 
     def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
         """Activations are clipped to 0..1; levels of weights and gradients reach to their largest value."""

@@ -1,6 +1,6 @@
 """The affine format by C++ kernels on a CPU (``backend="cpu"``): the formula's numbers in one pass over memory.
 
-As operations of torch, a rounding takes three passes for one width and more for samples of several widths; the gate's
+As operations of torch, a rounding takes five passes for one width and more for samples of several widths; the gate's
 gradient takes five for each option. Each pass is a call from Python.
 """
 

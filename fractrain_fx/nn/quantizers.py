@@ -116,7 +116,7 @@ class WeightQuantizer(nn.Module):
         dim: the dimension of the weight that holds the output channels; ``None`` for a vector, which is one channel.
 
     Attributes:
-        frozen: the weight's codes, which then come instead of the weight (``FracModel.pack_frozen``).
+        frozen: the codes of a frozen weight, which replace it (``FracModel.pack_frozen``); ``None`` for other weights.
     """
 
     frozen: FrozenWeight | None
