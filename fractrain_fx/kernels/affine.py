@@ -7,14 +7,14 @@ gradient takes five for each option. Each pass is a call from Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.noise import noise_number
-from fractrain_fx.native import kernels
+from fractrain_fx.native import kernels, known_to_compiler
 
 __all__ = [
     "code_ends_compiled",
@@ -132,36 +132,14 @@ def gains_compiled(
     return found
 
 
-def _gains_in_graphs() -> bool:
-    """Tell torch's compiler the shape of the op's result; the compiler runs this function and does not compile it."""
-    _register_gains()
-    return True
-
-
-# `torch.compiler.assume_constant_result` sets this, but calling it would import the compiler with this package.
-_gains_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@cache
-def _register_gains() -> None:
-    kernels()
-    torch.library.register_fake("fractrain_fx::gains", _gains_like)
-
-
-def _gains_like(
-    x: Tensor,
-    g: Tensor,
-    bits: Sequence[int],
-    lo: Tensor,
-    span: Tensor,
-    inside: bool,
-    twice: bool = False,
-    squared: bool = False,
-) -> Tensor:
-    return x.new_empty((len(x), len(bits)))
-
-
 def measure_compiled(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """:func:`~fractrain_fx.formats.affine.measure` by the C++ kernel, for all values or entries of dimension 0."""
     lo, span = kernels().measure(x, shape)
     return lo, span
+
+
+def _gains_like(x: Tensor, g: Tensor, bits: Sequence[int], *_: Any) -> Tensor:
+    return x.new_empty((len(x), len(bits)))
+
+
+_gains_in_graphs = known_to_compiler({"gains": _gains_like})

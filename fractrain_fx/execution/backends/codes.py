@@ -156,8 +156,6 @@ class CodedProducts:
         return self._bits(call).refuses(plan, call)
 
     def _is_quicker(self, plan: Plan, call: Call, needs: Needs) -> bool:
-        if self.tuner.always:
-            return True
         bits, outputs = self._bits(call), self.layout.columns(call.b)
         gated = len(bits.fw) > 1 or len(bits.bw) > 1
         few = CODE_BITS, CODE_BITS, 2 * CODE_BITS if max(bits.bw) > CODE_BITS else CODE_BITS
