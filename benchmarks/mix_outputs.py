@@ -19,7 +19,7 @@ from fractrain_fx.capture import changes_operands
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ModelError, PassError
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import MixedGradientQuantizer, picked
 from fractrain_fx.passes import Quantize, default_passes
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, insert_module, varying

@@ -12,9 +12,9 @@ from benchmarks.gpu.limits import below, distance
 from benchmarks.gpu.setting import Setting
 from fractrain_fx import GateConfig
 from fractrain_fx.formats import ValueRange, affine, microscaling
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.running import RangeBuffers
 from fractrain_fx.kernels.formats import AffineByKernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
 from fractrain_fx.nn.gates import BlockEmbedding, Controller
 

@@ -10,7 +10,7 @@ import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
@@ -19,32 +19,22 @@ from torch import Tensor
 from fractrain_fx.execution.arithmetic import Bound, Gradients, Needs
 from fractrain_fx.execution.plan import NOTHING_KEPT, Backend, Call, Computed, Kept, Plan
 
-__all__ = ["CalledBackend", "Chooser", "number_of"]
+if TYPE_CHECKING:
+    from fractrain_fx.execution.fused_op import FusedOp
 
-
-class Chooser(Protocol):
-    """A fused op, for which a number stands in a compiled graph."""
-
-    @property
-    def plan(self) -> Plan:
-        """Everything about the op except its tensors."""
-        ...
-
-    def choose(self, call: Call, needs: Needs) -> Backend:
-        """The backend that computes a call of which ``needs`` gradients will be asked."""
-        ...
+__all__ = ["CalledBackend", "number_of"]
 
 
 # A compiled graph holds tensors and not objects. A number that is a tensor may be another one at each call, so equal
 # ops can run what was compiled for one of them.
 _numbers = itertools.count()
-_choosers: weakref.WeakValueDictionary[int, Chooser] = weakref.WeakValueDictionary()
+_ops: weakref.WeakValueDictionary[int, FusedOp] = weakref.WeakValueDictionary()
 
 
-def number_of(chooser: Chooser) -> Int[Tensor, ""]:
+def number_of(op: FusedOp) -> Int[Tensor, ""]:
     """A new number for an op, valid in this process while the op exists."""
     number = next(_numbers)
-    _choosers[number] = chooser
+    _ops[number] = op
     return torch.tensor(number, device="cpu")
 
 
@@ -91,13 +81,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    number: Tensor,
-    size: Sequence[int],
-    needed: Sequence[bool],
-    tensors: Sequence[Tensor | None],
-    measured_here: Sequence[bool],
-) -> Tensor:
+def _(number: Tensor, size: Sequence[int], *_: Any) -> Tensor:
     return number.new_empty(size, dtype=torch.float32)
 
 
@@ -117,12 +101,7 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    number: Tensor,
-    needed: Sequence[bool],
-    asked: Sequence[bool],
-    g: Tensor,
-    tensors: Sequence[Tensor | None],
-    measured_here: Sequence[bool],
+    number: Tensor, needed: Sequence[bool], asked: Sequence[bool], g: Tensor, tensors: Sequence[Tensor | None], *_: Any
 ) -> list[Tensor]:
     return [x.new_empty(x.shape) for x, each in zip(tensors[:3], asked, strict=True) if each and x is not None]
 
@@ -130,8 +109,8 @@ def _(
 def _chosen(
     number: Tensor, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
 ) -> tuple[Plan, Backend, Call]:
-    chooser, call = _choosers[int(number)], Call.unflatten(tensors, measured_here)
-    return chooser.plan, chooser.choose(call, _needs(needed)), call
+    op, call = _ops[int(number)], Call.unflatten(tensors, measured_here)
+    return op.plan, op.choose(call, _needs(needed)), call
 
 
 def _needs(flags: Sequence[bool]) -> Needs:

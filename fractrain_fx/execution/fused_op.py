@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fractrain_fx.config import Precision
 from fractrain_fx.execution.arithmetic import Arithmetic, Needs
 from fractrain_fx.execution.backends.codes import CodedProducts
-from fractrain_fx.execution.backends.cpu import CPU
 from fractrain_fx.execution.backends.cuda import CUDA
 from fractrain_fx.execution.backends.per_product import choice_gradient
 from fractrain_fx.execution.backends.plain import PLAIN
@@ -26,6 +25,7 @@ from fractrain_fx.execution.observed import ObservedBackend, Observer
 from fractrain_fx.execution.plan import CALL_TENSORS, Backend, Call, Kept, Plan, Rounds, factor, range_of
 from fractrain_fx.execution.remade import Made, Maker
 from fractrain_fx.execution.rounded import FIRST, SECOND
+from fractrain_fx.execution.roundings import factor_of
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.nn.bits import OwnBits, StageBits
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
@@ -64,14 +64,16 @@ class FusedOp(nn.Module):
         first_factor, second_factor = (factor(each, arithmetic.order) for each in (first, second))
         self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis, gradient)
         """Everything about the op except its tensors."""
-        self.backends: tuple[Backend, ...] = (CPU, CUDA, PLAIN)
+        self.backends: tuple[Backend, ...] = (CUDA, PLAIN)
         """What may compute the op, best first; at each call the first that does not refuse it does."""
         self.observer: Observer | None = None  # sees the next calls, if a watched step set it
         self.maker: Maker | None = None
         """Can make the first factor again, if the pass ``RemakeOperands`` set it."""
         self._stage: tuple[StageBits | OwnBits | Precision, ...] = ()
-        self._used: str | None = None
-        self._refused: dict[str, str] = {}
+        self.used: str | None = None
+        """The name of the backend that computed the last call in eager mode; ``None`` before one."""
+        self.refused: dict[str, str] = {}
+        """By name, why the backends that come before it did not."""
         self._number = number_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -137,20 +139,10 @@ class FusedOp(nn.Module):
             reason = backend.refuses(self.plan, call, needs)
             if reason is None:
                 if not torch.compiler.is_compiling():
-                    self._used, self._refused = backend.name, refused
+                    self.used, self.refused = backend.name, refused
                 return backend
             refused[backend.name] = reason
         return PLAIN
-
-    @property
-    def used(self) -> str | None:
-        """The name of the backend that computed the last call in eager mode; ``None`` before one."""
-        return self._used
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """By name, why the backends that come before it did not."""
-        return dict(self._refused)
 
     @property
     def codes(self) -> CodedProducts | None:
@@ -210,8 +202,8 @@ def _of_choice(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
     """The gradient of every option of every sample, from that of the factor that was rounded by choice."""
     if plan.fmt.per_product:
         return choice_gradient(plan, call, slot, g)
-    factor, x, rounds = (plan.first, call.a, call.of_a) if slot == FIRST else (plan.second, call.b, call.of_b)
-    return factor.of_choice(x, g, rounds)
+    chosen, x, rounds = factor_of(plan, call, slot)
+    return chosen.of_choice(x, g, rounds)
 
 
 def _rounds(

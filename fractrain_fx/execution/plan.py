@@ -14,8 +14,8 @@ from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.execution.arithmetic import Arithmetic, Bound, Gradients, Needs
 from fractrain_fx.execution.autocast import autocast, autocast_dtype
 from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.scratch import Order
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 from fractrain_fx.nn.rounding import gate_gradient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,9 +15,7 @@ __all__ = [
     "FIRST",
     "GRADIENT",
     "SECOND",
-    "WEIGHTS",
     "Rounded",
-    "cached_rounding",
     "is_small",
     "round_again",
     "round_factor",
@@ -26,7 +23,7 @@ __all__ = [
 
 # Slots of scratch memory for the operands of the current op: its activations, the output's gradient, its weights.
 FIRST, SECOND, GRADIENT = range(3)
-WEIGHTS = {FIRST: 5, SECOND: 6}
+_WEIGHTS = {FIRST: 5, SECOND: 6}
 
 # A weight of at most this many values is saved rounded: it takes little memory, and rounding it again takes many small
 # ops.
@@ -61,23 +58,16 @@ def round_factor(factor: Factor, x: Tensor, rounds: Rounds, slot: int, order: Or
     The values last until the next op, unless they are those of a small weight, which may be kept.
     """
     bits, within = rounds
-    order = order or factor.order
     if factor.frozen is not None:
         assert within is not None
-        memory = scratch_of(factor.frozen.shape, within.lo, WEIGHTS[slot])
+        memory = scratch_of(factor.frozen.shape, within.lo, _WEIGHTS[slot])
         return Rounded(factor.frozen.values(x, (bits, within), memory), within)
     if factor.weight:
         within = within or factor.fmt.weight_range(x.detach(), dim=factor.channel)
-        out = None if is_small(x) and x.numel() else scratch(x, WEIGHTS[slot], factor.order)
+        out = None if is_small(x) and x.numel() else scratch(x, _WEIGHTS[slot], factor.order)
         return Rounded(factor.fmt.weight(x, bits, dim=factor.channel, within=within, out=out), within)
     assert within is not None
-
-    def rounded(out: Tensor | None) -> Tensor:
-        return factor.fmt.activation(x, factor.axis.expand(bits, x.shape), within, out=out)
-
-    values = cached_rounding(factor, x, rounds, slot, order, rounded) if readable(x) else rounded(None)
-    assert values is not None
-    return Rounded(values, within)
+    return Rounded(_round_activation(factor, x, bits, within, slot, order or factor.order), within)
 
 
 def round_again(factor: Factor, x: Tensor, rounds: Rounds, kept: Kept, slot: int, order: Order | None = None) -> Tensor:
@@ -88,23 +78,17 @@ def round_again(factor: Factor, x: Tensor, rounds: Rounds, kept: Kept, slot: int
     return round_factor(factor, x, rounds, slot, order).values
 
 
-def cached_rounding(
-    factor: Factor,
-    x: Tensor,
-    rounds: Rounds,
-    slot: int,
-    order: Order,
-    rounded: Callable[[Tensor | None], Tensor | None],
-) -> Tensor | None:
-    """What ``rounded`` makes of an activation in the memory that it gets, or what the op before made of it there."""
-    assert rounds.within is not None
-    lo, span, measured_here = rounds.within
-    how = factor.fmt, factor.axis, order, rounds.bits.tolist(), lo.tolist(), span.tolist(), measured_here
-    found: Tensor | None = _latest[slot].of(x, how)
-    if found is None:
+def _round_activation(factor: Factor, x: Tensor, bits: Tensor, within: ValueRange, slot: int, order: Order) -> Tensor:
+    """The rounded activation: what the op before made of it in this slot's memory, if it rounded the same tensor."""
+    expanded = factor.axis.expand(bits, x.shape)
+    if not readable(x):
+        return factor.fmt.activation(x, expanded, within)
+    how = factor.fmt, factor.axis, order, bits.tolist(), within.lo.tolist(), within.span.tolist(), within.measured_here
+    values: Tensor | None = _latest[slot].of(x, how)
+    if values is None:
         _latest[slot].drop()
         out = scratch(x, slot, order)
-        found = rounded(out)
-        if out is not None and found is out:
-            _latest[slot].keep(x, how, out)
-    return found
+        values = factor.fmt.activation(x, expanded, within, out=out)
+        if values is out:
+            _latest[slot].keep(x, how, values)
+    return values

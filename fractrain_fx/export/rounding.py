@@ -12,7 +12,7 @@ from torch import Tensor
 from fractrain_fx.errors import ExportError
 from fractrain_fx.formats import Format, Operand, ValueRange
 from fractrain_fx.formats.affine.scale import SMALLEST_SCALE, scales
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["CodedWeight", "FrozenRounding", "Levels", "LevelsName", "integer_range", "require_levels"]

@@ -7,14 +7,13 @@ from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.config.recipes import RECIPES
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat, RangedAffineFormat
-from fractrain_fx.formats.base import CodedFormat, Format, Operand, Reach, ValueRange
+from fractrain_fx.formats.base import Format, Operand, Reach, ValueRange
 from fractrain_fx.formats.dorefa import DoReFaFormat
 from fractrain_fx.formats.microscaling import MicroscalingFormat
 from fractrain_fx.formats.wageubn import WageubnFormat
 
 __all__ = [
     "AffineFormat",
-    "CodedFormat",
     "DoReFaFormat",
     "Format",
     "MicroscalingFormat",

@@ -11,12 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.config.products import ProductName, Recipe
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
 from fractrain_fx.formats.counts import Counts
 from fractrain_fx.formats.running import RangeBuffers, move_range
-from fractrain_fx.formats.sample_axis import SampleAxis
 
-__all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "SampleAxis", "Seed", "ValueRange", "Values"]
+__all__ = ["Bits", "Format", "Operand", "Reach", "Seed", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
 Values = Float[Tensor, "*dims"]
@@ -56,7 +56,7 @@ class Operand(NamedTuple):
     product: ProductName
     tensor: Literal["x", "w", "g"]
     along: tuple[int, ...]
-    samples: SampleAxis | None = None
+    samples: BatchAxis | None = None
     channel: int | None = None
     across: tuple[int, ...] = ()
     weight: bool = False
@@ -98,12 +98,12 @@ class Format(Protocol):
 
     Attributes:
         name: the format's name in a configuration.
-        straight: whether the gradient of an activation is always that of the rounded activation.
         per_product: whether the products that read a tensor need it rounded differently. If not, it is rounded once
             for all of them.
         by_product: whether both operands of a gradient product have the backward bits (``Recipe.by_product``).
         has_codes: whether rounded values are ``scale * code + zero`` with whole codes and one range for a tensor, or
             for each output channel of a weight.
+        by_sample: whether each sample of an activation or gradient has a range of its own.
         kernels: types of the devices on which kernels compute what these functions give.
         recipe: how a block format rounds the operands of each product; ``None`` for other formats.
         group_alignment: groups of rows of a grouped product begin at multiples of it, so that no block of values that
@@ -111,7 +111,6 @@ class Format(Protocol):
     """
 
     name: str
-    straight: bool = True
     per_product: bool = False
     by_product: bool = False
     has_codes: bool = False
@@ -169,11 +168,11 @@ class Format(Protocol):
         move_range(running, within.lo, within.span, weight)
         return within
 
-    def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
+    def sample_ranges(self, x: Values, axis: BatchAxis) -> ValueRange:
         """The ranges of the samples along ``axis``, which broadcast against ``x``; one for all by default."""
         return self.activation_range(x)
 
-    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: SampleAxis) -> Float[Tensor, " samples"]:
+    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: BatchAxis) -> Float[Tensor, " samples"]:
         """The bits that number the levels of each sample's gradient; by default the given ones."""
         return bits.expand(1)
 
@@ -235,7 +234,7 @@ class Format(Protocol):
 
     @abstractmethod
     def gradient(
-        self, g: Values, bits: Bits, *, axis: SampleAxis, seed: Seed = None, out: Tensor | None = None
+        self, g: Values, bits: Bits, *, axis: BatchAxis, seed: Seed = None, out: Tensor | None = None
     ) -> Values:
         """Round an output gradient, whose samples lie along ``axis``, stochastically.
 
@@ -248,7 +247,7 @@ class Format(Protocol):
         g: Values,
         bits: Int[Tensor, "*bits"],
         *,
-        axis: SampleAxis,
+        axis: BatchAxis,
         seed: Seed = None,
         out: Tensor | None = None,
     ) -> Values:
@@ -257,31 +256,3 @@ class Format(Protocol):
         if known_bits(bits) not in (None, 0):
             return rounded
         return put_where(bits, (0,), 0.0, rounded.clone() if rounded is g else rounded)
-
-
-class CodedFormat(Protocol):
-    """A format that ``has_codes``."""
-
-    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
-        """As :meth:`Format.weight_range`."""
-        ...
-
-    def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
-        """The codes of rounded values in int8: the numbers of their levels, minus ``2^(bits - 1)``.
-
-        Args:
-            x: values of the type of the range, not empty.
-            bits: 1 to 8.
-            within: their range.
-        """
-        ...
-
-    def values(self, q: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Values:
-        """The values of levels, bit for bit as they are rounded.
-
-        Args:
-            q: numbers of levels, in the type of the range; may be written into.
-            bits: 1 to 8.
-            within: the range.
-        """
-        ...

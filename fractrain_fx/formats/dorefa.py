@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, Seed, ValueRange, Values
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, highest_level, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -22,7 +23,6 @@ class DoReFaFormat(Format):
     """
 
     name = "dorefa"
-    straight = False
 
     def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
         """Activations are clipped to 0..1; levels of weights and gradients reach to their largest value."""
@@ -75,13 +75,7 @@ class DoReFaFormat(Format):
         return torch.where(is_rounded(as_bits(bits, w)), through, g)
 
     def gradient(
-        self,
-        g: Values,
-        bits: Bits,
-        *,
-        axis: SampleAxis,
-        seed: Int[Tensor, ""] | None = None,
-        out: Tensor | None = None,
+        self, g: Values, bits: Bits, *, axis: BatchAxis, seed: Seed = None, out: Tensor | None = None
     ) -> Values:
         """``2 m (Q(g / (2 m) + 1/2 + n) - 1/2)``; ``m`` is the sample's largest |g|, ``n`` noise of one level."""
         if g.numel() == 0:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, Operand, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Seed, ValueRange, Values
+from fractrain_fx.formats.batch_axis import BatchAxis
 
 __all__ = ["PerProductFormat"]
 
@@ -19,7 +19,7 @@ class PerProductFormat(Format):
     per_product = True
 
     @abstractmethod
-    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
+    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Seed = None) -> Values:
         """Round an operand of a product."""
         ...
 
@@ -43,13 +43,7 @@ class PerProductFormat(Format):
         return self.operand(w, bits, Operand("forward", "w", (along,)))
 
     def gradient(
-        self,
-        g: Values,
-        bits: Bits,
-        *,
-        axis: SampleAxis,
-        seed: Int[Tensor, ""] | None = None,
-        out: Tensor | None = None,
+        self, g: Values, bits: Bits, *, axis: BatchAxis, seed: Seed = None, out: Tensor | None = None
     ) -> Values:
         """As ``g`` of the input gradient of a linear layer."""
         return self.operand(g, bits, Operand("input_gradient", "g", (g.ndim - 1,)), seed=seed)

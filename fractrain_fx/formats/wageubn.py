@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, Seed, ValueRange, Values
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -71,13 +72,7 @@ class WageubnFormat(Format):
         return torch.where(is_rounded(as_bits(bits, w)), _constant(g), g)
 
     def gradient(
-        self,
-        g: Values,
-        bits: Bits,
-        *,
-        axis: SampleAxis,
-        seed: Int[Tensor, ""] | None = None,
-        out: Tensor | None = None,
+        self, g: Values, bits: Bits, *, axis: BatchAxis, seed: Seed = None, out: Tensor | None = None
     ) -> Values:
         """Shift quantization with a flag (the paper's Q_E2), scaled by the largest value of the whole tensor."""
         if g.numel() == 0:

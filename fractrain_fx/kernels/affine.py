@@ -1,31 +1,29 @@
 """The affine format by C++ kernels on a CPU (``backend="cpu"``): the formula's numbers in one pass over memory.
 
-As operations of torch, a rounding takes three passes for one width and more for samples of several widths; the gate's
+As operations of torch, a rounding takes five passes for one width and more for samples of several widths; the gate's
 gradient takes five for each option. Each pass is a call from Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.noise import noise_number
-from fractrain_fx.native import kernels
+from fractrain_fx.native import kernels, known_to_compiler
 
 __all__ = [
     "code_ends_compiled",
     "coded_compiled",
     "coded_gradient_compiled",
-    "encode_compiled",
     "gains_compiled",
     "has_gains",
     "has_kernels",
     "measure_compiled",
-    "round_channels_compiled",
     "round_compiled",
 ]
 
@@ -58,10 +56,9 @@ def round_compiled(
     *,
     stochastic: bool = False,
     seed: Tensor | None = None,
-    erase: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
-    """Round like :func:`~fractrain_fx.formats.affine.rounding.round_affine` with ``quick=False``, bit for bit.
+    """Round like :func:`~fractrain_fx.formats.affine.rounding.round_affine`, bit for bit.
 
     Only the noise differs: it is a hash, as in compiled graphs, because reading noise from memory takes longer than all
     the rest.
@@ -72,7 +69,6 @@ def round_compiled(
         within: the range, one for all values or one for each channel.
         stochastic: add noise before rounding.
         seed: the noise's seed.
-        erase: whether values of 0 bits become 0 instead of staying as they are.
         out: memory for the result; may be ``x``.
 
     Returns:
@@ -81,60 +77,10 @@ def round_compiled(
     """
     out = torch.empty_like(x) if out is None else out
     number = noise_number(stochastic, seed)
-    done = kernels().round_affine(x, bits, within.lo, within.span, number, within.measured_here, erase, out=out)
-    return _result(done, x, out)
-
-
-def round_channels_compiled(w: Tensor, bits: Tensor, out: Tensor) -> tuple[ValueRange, Tensor | None]:
-    """Measure and round each entry of the first dimension in one pass.
-
-    Args:
-        w: contiguous values.
-        bits: one width.
-        out: contiguous memory for the result.
-
-    Returns:
-        The ranges, and the result as :func:`round_compiled` gives it.
-    """
-    lo, span, done = kernels().round_channels(w, bits, out=out)
-    return ValueRange(lo, span, True), _result(done, w, out)
-
-
-def _result(done: int, x: Tensor, out: Tensor) -> Tensor | None:
+    done = kernels().round_affine(x, bits, within.lo, within.span, number, within.measured_here, out=out)
     if done == _UNROUNDED:
         return x
     return None if done == _REFUSED else out
-
-
-def encode_compiled(
-    x: Tensor,
-    bits: Tensor,
-    within: ValueRange,
-    codes: Tensor,
-    values: Tensor | None,
-    *,
-    stochastic: bool = False,
-    seed: Tensor | None = None,
-) -> bool:
-    """Write the values that :func:`round_compiled` gives, and their codes, in one pass.
-
-    Args:
-        x: values.
-        bits: as :func:`round_compiled` takes them.
-        within: the range, one for all values or one for each channel.
-        codes: memory of the shape of ``x``, in int8 or int16, for the numbers of levels minus ``2^(bits - 1)``. The
-            codes for 0 and 32 bits mean nothing.
-        values: memory for the values, or ``None``; may be ``x``.
-        stochastic: add noise before rounding.
-        seed: the noise's seed.
-
-    Returns:
-        Whether it was done: ``False`` if the range is not finite or differences in it may overflow.
-    """
-    lo, span, measured_here = within
-    number = noise_number(stochastic, seed)
-    done = kernels().encode_affine(x, bits, lo, span, number, measured_here, codes=codes, values=values)
-    return bool(done != _REFUSED)
 
 
 def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,36 +132,14 @@ def gains_compiled(
     return found
 
 
-def _gains_in_graphs() -> bool:
-    """Tell torch's compiler the shape of the op's result; the compiler runs this function and does not compile it."""
-    _register_gains()
-    return True
-
-
-# `torch.compiler.assume_constant_result` sets this, but calling it would import the compiler with this package.
-_gains_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@cache
-def _register_gains() -> None:
-    kernels()
-    torch.library.register_fake("fractrain_fx::gains", _gains_like)
-
-
-def _gains_like(
-    x: Tensor,
-    g: Tensor,
-    bits: Sequence[int],
-    lo: Tensor,
-    span: Tensor,
-    inside: bool,
-    twice: bool = False,
-    squared: bool = False,
-) -> Tensor:
-    return x.new_empty((len(x), len(bits)))
-
-
 def measure_compiled(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """:func:`~fractrain_fx.formats.affine.measure` by the C++ kernel, for all values or entries of dimension 0."""
     lo, span = kernels().measure(x, shape)
     return lo, span
+
+
+def _gains_like(x: Tensor, g: Tensor, bits: Sequence[int], *_: Any) -> Tensor:
+    return x.new_empty((len(x), len(bits)))
+
+
+_gains_in_graphs = known_to_compiler({"gains": _gains_like})

@@ -13,7 +13,8 @@ from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Recipe, usual_recipe
 from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats import AffineFormat, Format, MicroscalingFormat, ValueRange, get_format
 from fractrain_fx.formats.affine.format import range_shape
-from fractrain_fx.formats.base import Bits, Operand, SampleAxis, Values
+from fractrain_fx.formats.base import Bits, Operand, Seed, Values
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, known_bits, only_unrounded, readable
 from fractrain_fx.formats.counts import Counts
 from fractrain_fx.formats.microscaling.blocks import Cut
@@ -77,7 +78,6 @@ class AffineByKernels(AffineFormat):
     ) -> None:
         super().__init__(gradient_grid, ranges)
         self.kernels = kernels
-        self.quick = "cpu" not in kernels  # C++ kernels compute as the formula says
 
     def measure(self, x: Values, dim: int | None = None) -> ValueRange:
         x = x.detach() if x.requires_grad else x
@@ -108,8 +108,8 @@ class AffineByKernels(AffineFormat):
         g: Values,
         bits: Int[Tensor, "*bits"],
         *,
-        axis: SampleAxis,
-        seed: Int[Tensor, ""] | None = None,
+        axis: BatchAxis,
+        seed: Seed = None,
         out: Tensor | None = None,
     ) -> Values:
         if "cuda" in self.kernels and self.gradient_grid == "range" and has_triton(g):
@@ -136,9 +136,9 @@ class AffineByKernels(AffineFormat):
 
     def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
         if "cpu" in self.kernels and affine.has_kernels(x, within.lo):
-            codes = torch.empty_like(x, dtype=torch.int8)
-            if affine.encode_compiled(x, bits, within, codes, None):
-                return codes
+            found = affine.coded_compiled(x, bits, within)
+            if found is not None:
+                return found[0]
         return super().codes(x, bits, within)
 
     def _round(

@@ -145,8 +145,17 @@ class Running:
             elif TORCHAO in op.backends:
                 found[name] = self._by_torchao(op, refused)
             else:
-                found[name] = OpBackend(op.used, refused | op.refused)
+                found[name] = self._in_eager_mode(op, refused | op.refused)
         return found
+
+    def _in_eager_mode(self, op: FusedOp, refused: dict[str, str]) -> OpBackend:
+        """What computed an op; ``cpu`` if ``plain`` did by a format whose functions are C++ kernels."""
+        weight = next(self._shown.parameters())
+        if op.used != "plain" or not weight.is_cpu or not op.plan.has_kernels("cpu"):
+            return OpBackend(op.used, refused)
+        if weight.dtype == torch.float64:
+            return OpBackend("plain", refused | {"cpu": "computes in torch.float64"})
+        return OpBackend("cpu", {name: reason for name, reason in refused.items() if name != "cuda"})
 
     def _by_torchao(self, op: FusedOp, refused: dict[str, str]) -> OpBackend:
         """As the host knows it without a run, so that it holds for compiled graphs too."""

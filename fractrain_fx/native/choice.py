@@ -25,8 +25,6 @@ __all__ = [
     "kernels_fit",
     "mark_reported",
     "tell_rounding",
-    "uses_kernels",
-    "uses_triton",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -99,7 +97,8 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
     # Where a model is on a CPU now, it may move to a GPU later.
     otherwise: Used = "cuda" if has_triton_package() else "plain"
     if here == "cuda":
-        return RoundingChoice(asked, otherwise, here, _on_gpu())
+        triton = "it is installed" if has_triton_package() else f"Triton is not installed: {_TRITON}"
+        return RoundingChoice(asked, otherwise, here, triton)
     if here != "cpu":
         return RoundingChoice(asked, "plain", here, f"there are no kernels for a model on {here!r}")
     if is_built() and (reason := distrusted()) is not None:
@@ -113,29 +112,18 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
     return RoundingChoice(asked, otherwise, here, reason, hint=True)
 
 
-def _on_gpu() -> str:
-    return "it is installed" if has_triton_package() else f"Triton is not installed: {_TRITON}"
-
-
 @cache
 def has_triton_package() -> bool:
     """Whether Triton can be imported."""
     return find_spec("triton") is not None
 
 
-def uses_kernels(config: FracConfig) -> bool:
-    """Whether a model on a CPU rounds by C++ kernels."""
-    return choose_rounding(config, torch.device("cpu")).used == "cpu"
-
-
-def uses_triton(config: FracConfig) -> bool:
-    """Whether a model on a GPU rounds by Triton kernels."""
-    return choose_rounding(config, torch.device("cpu")).used != "plain" and has_triton_package()
-
-
 def kernel_devices(config: FracConfig) -> tuple[str, ...]:
     """Types of the devices on which kernels compute what a model rounds and its gates."""
-    return (*(("cpu",) if uses_kernels(config) else ()), *(("cuda",) if uses_triton(config) else ()))
+    used = choose_rounding(config, torch.device("cpu")).used
+    on_cpu = ("cpu",) if used == "cpu" else ()
+    on_gpu = ("cuda",) if used != "plain" and has_triton_package() else ()
+    return (*on_cpu, *on_gpu)
 
 
 def tell_rounding(choice: RoundingChoice) -> None:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fractrain_fx.config import CODE_BITS
 from fractrain_fx.errors import ModelError
-from fractrain_fx.formats import CodedFormat, ValueRange
+from fractrain_fx.formats import AffineFormat, ValueRange
 from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["FrozenWeight"]
@@ -49,7 +49,7 @@ class FrozenWeight(FullPrecision):
     span: Tensor
     bits: Tensor
 
-    def __init__(self, w: Float[Tensor, "*dims"], bits: int, fmt: CodedFormat, dim: int | None, name: str) -> None:
+    def __init__(self, w: Float[Tensor, "*dims"], bits: int, fmt: AffineFormat, dim: int | None, name: str) -> None:
         super().__init__()
         self.name, self.width, self.dtype, self._last, self._fmt = name, bits, w.dtype, w.shape[-1], fmt
         w = w.detach()

@@ -6,7 +6,6 @@ than the product.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fractrain_fx.kernels.triton import has_triton
-from fractrain_fx.native import kernels
+from fractrain_fx.native import kernels, known_to_compiler
 from fractrain_fx.nn.gate_triton import choose_on_gpu, embed_on_gpu
 from fractrain_fx.nn.gates import BlockEmbedding, Controller, State
 from fractrain_fx.nn.hooks import is_hooked
@@ -165,28 +164,6 @@ def _ops() -> Any:
     return torch.ops.fractrain_fx if torch.compiler.is_compiling() else kernels()
 
 
-def _known_to_compiler() -> bool:
-    """Tell torch's compiler the shapes of the ops' results; the compiler runs this function and does not compile it."""
-    _register()
-    return True
-
-
-# `torch.compiler.assume_constant_result` sets this, but calling it would import the compiler with this package.
-_known_to_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@cache
-def _register() -> None:
-    kernels()
-    for name, like in (
-        ("gate_embedding", _embedding_like),
-        ("gate_embedding_errors", _embedding_errors_like),
-        ("gate_choice", _choice_like),
-        ("gate_choice_errors", _choice_errors_like),
-    ):
-        torch.library.register_fake(f"fractrain_fx::{name}", like)
-
-
 def _embedding_like(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty((len(x), len(w2))), x.new_empty((len(x), len(w1)))
 
@@ -204,3 +181,13 @@ def _choice_like(x: Tensor, h: Tensor | None, c: Tensor | None, *rest: Any) -> t
 def _choice_errors_like(*given: Any) -> list[Tensor]:
     _, _, _, x, _, _, next_h, _, *weights = given
     return [each.new_empty(each.shape) for each in (x, next_h, next_h, *weights)]
+
+
+_known_to_compiler = known_to_compiler(
+    {
+        "gate_embedding": _embedding_like,
+        "gate_embedding_errors": _embedding_errors_like,
+        "gate_choice": _choice_like,
+        "gate_choice_errors": _choice_errors_like,
+    }
+)

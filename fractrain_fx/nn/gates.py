@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx.config import GateConfig, GateInit
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 
 __all__ = ["BlockEmbedding", "Controller", "Skip"]
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.formats import Format
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import GradientQuantizer
 
 __all__ = ["MeasuringGradientQuantizer"]

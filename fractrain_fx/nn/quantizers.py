@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import rounding
 from fractrain_fx.formats.scratch import Latest
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.nn.rounding import gate_gradient, gradients_unrounded, refuse_create_graph, rounded_gradient
@@ -116,7 +116,7 @@ class WeightQuantizer(nn.Module):
         dim: the dimension of the weight that holds the output channels; ``None`` for a vector, which is one channel.
 
     Attributes:
-        frozen: the weight's codes, which then come instead of the weight (``FracModel.pack_frozen``).
+        frozen: the codes of a frozen weight, which replace it (``FracModel.pack_frozen``); ``None`` for other weights.
     """
 
     frozen: FrozenWeight | None

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.running import RangeBuffers
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["RunningRange"]

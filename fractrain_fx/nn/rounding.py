@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import once
 from fractrain_fx.formats.noise import draw_seed
-from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = [
     "NoiseSeed",

@@ -9,7 +9,7 @@ from fractrain_fx.config.products import PRODUCTS
 from fractrain_fx.execution.codes.timing import lacks_products
 from fractrain_fx.execution.torchao_kernels import Kernel, kernel_of, slow
 from fractrain_fx.model import FracModel
-from fractrain_fx.native.choice import uses_triton
+from fractrain_fx.native.choice import kernel_devices
 from fractrain_fx.passes import fixed_batch, not_on_int8, not_on_torchao, undispatched
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 
@@ -29,7 +29,8 @@ def notes_of(model: FracModel) -> Iterator[str]:
     yield from _tied(model)
     device = next(model.parameters()).device.type
     rounding = model._state.rounding
-    by_triton = device == "cuda" and uses_triton(model.frac_config) and model.frac_config.format == "affine"
+    devices = kernel_devices(model.frac_config) if model.frac_config.format == "affine" else ()
+    by_triton = device == "cuda" and device in devices
     if rounding.asked in ("cuda", "cpu", "codes", "codes-always") and device != "cpu" and not by_triton:
         yield f"run.backend={rounding.asked!r} changes nothing here: this model is on {device!r}"
     elif rounding.asked == "cuda" and device == "cpu":

@@ -27,7 +27,7 @@ SAMPLES = 7  # no layer has this width, so a tensor with it was computed from th
 _STATIC = FracConfig(method="static", precision=Precision(8, 8))
 _CONFIGS = {
     "plain": replace(_STATIC, run=RunConfig(backend="plain")),
-    "cpu": replace(_STATIC, run=RunConfig(backend="cpu")),
+    "kernels": replace(_STATIC, run=RunConfig(backend="cpu")),
     "per_product": replace(_STATIC, format="mx", run=RunConfig(backend="cpu")),
     "codes": FracConfig(method="fractrain", run=RunConfig(backend="codes-always")),
     "torchao": replace(_STATIC, format="fp8", run=RunConfig(torchao=True)),
@@ -47,7 +47,8 @@ def test_an_input_passes_few_files(backend: str, monkeypatch: pytest.MonkeyPatch
         engine.loss(model(x).sum()).backward()
     with _files_of_input() as files:
         model(x)
-    assert {"model/frac_model.py", f"execution/backends/{backend}.py"} <= files
+    file = "plain" if backend == "kernels" else backend
+    assert {"model/frac_model.py", f"execution/backends/{file}.py"} <= files
     assert len(files) <= (20 if backend == "plain" else 24), sorted(files)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.formats import ValueRange
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.dorefa import DoReFaFormat
-from fractrain_fx.nn.batch_axis import BatchAxis
 
 DOREFA = DoReFaFormat()
 RANGE = ValueRange(torch.tensor(0.0), torch.tensor(1.0))

@@ -9,8 +9,8 @@ import torch
 
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format, ValueRange, get_format
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.kernels.formats import AffineByKernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 
 FORMATS = {name: get_format(name) for name in ("affine", "dorefa", "wageubn")}
 FORMATS["affine, by kernels"] = AffineByKernels()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fractrain_fx.formats import ValueRange
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.wageubn import WageubnFormat
-from fractrain_fx.nn.batch_axis import BatchAxis
 
 WAGEUBN = WageubnFormat()
 RANGE = ValueRange(torch.tensor(-1.0), torch.tensor(2.0))

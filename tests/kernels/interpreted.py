@@ -26,6 +26,7 @@ from fractrain_fx.formats import MicroscalingFormat, Operand, ValueRange
 from fractrain_fx.formats.affine import AffineFormat, measure
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.rounding import round_on_any_tensor
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.microscaling import Scaling, round_blocks
 from fractrain_fx.formats.microscaling import quantize as by_plain_operations
 from fractrain_fx.formats.microscaling.blocks import Blocks
@@ -34,7 +35,6 @@ from fractrain_fx.formats.running import RangeBuffers
 from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.kernels.triton import block_calls, calls
 from fractrain_fx.kernels.triton.kernels import measured
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
 from tests.models import thinned
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.config import GateConfig
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.kernels.triton import gate_calls
 from fractrain_fx.nn import gate_kernels, gate_triton
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
 from fractrain_fx.nn.gates import BlockEmbedding, Controller
 from tests.models import thinned

@@ -18,12 +18,12 @@ from torch._subclasses import FakeTensorMode
 from fractrain_fx.config import RECIPES
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.affine import AffineFormat, measure
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.microscaling import ELEMENTS
 from fractrain_fx.kernels import formats
 from fractrain_fx.kernels.formats import AffineByKernels, MicroscalingByKernels
 from fractrain_fx.kernels.triton import calls, fit
 from fractrain_fx.nn import ranges
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 from tests.models import thinned
 

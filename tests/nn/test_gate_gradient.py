@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fractrain_fx.config import GateGradient
 from fractrain_fx.formats import get_format
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import MixedActivationQuantizer
 
 # A multiple of 3, 7, 15, 63 and 255, and odd: integers from 0 to it fall on no tie at these bits, and float32 holds

@@ -13,9 +13,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from fractrain_fx import FracConfig, GateConfig, RunConfig, fractrainify
 from fractrain_fx.config.run import Backend
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.native import kernels
 from fractrain_fx.nn import gate_kernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
 from fractrain_fx.nn.gates import BlockEmbedding, Controller
 from tests.residual import Residual
@@ -152,7 +152,7 @@ def test_compiled_graphs_call_them(features: int) -> None:
 
 def test_the_compiler_is_told_the_shapes_of_their_results() -> None:
     _, gates = pair(6)
-    gate_kernels._register()
+    torch.compile(gates.embedding, backend="eager", fullgraph=True)(torch.randn(4, 6))  # the compiler asks for them
     x, h = torch.randn(4, SIZES[1]), torch.randn(4, GateConfig().hidden)
     embedding = tuple(each.detach() for each in gates.embedding.parameters())
     control = tuple(each.detach() for each in gates.controller.parameters())

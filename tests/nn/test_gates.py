@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fractrain_fx import GateConfig
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.gates import BlockEmbedding
 from tests.build import rewritten
 from tests.residual import Residual

@@ -16,7 +16,7 @@ from fractrain_fx import AffineConfig, Engine, FracConfig, FracModel, Pin, RunCo
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import get_format
 from fractrain_fx.formats.affine import AffineFormat
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.needed_bits import MeasuringGradientQuantizer
 from tests.build import rewritten
 

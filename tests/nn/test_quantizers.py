@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fractrain_fx.formats import Format, ValueRange, dorefa, get_format, noise
 from fractrain_fx.formats.affine import fake_quantize, measure
 from fractrain_fx.formats.affine import rounding as affine_rounding
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import (
     ActivationQuantizer,
     GradientQuantizer,

@@ -35,7 +35,6 @@ class CodedProducts:
         op: the op's name.
         layout: how the op is a product of rows.
         tuner: the model's tuner.
-        otherwise: computes the op in float.
 
     Attributes:
         kernel: the form that ran last: ``int8``; ``float``, which took less time; or the reason why the op cannot run
@@ -44,8 +43,8 @@ class CodedProducts:
 
     name = "codes"
 
-    def __init__(self, op: str, layout: Layout, tuner: Tuner, otherwise: Backend = PLAIN) -> None:
-        self.op, self.layout, self.tuner, self.otherwise = op, layout, tuner, otherwise
+    def __init__(self, op: str, layout: Layout, tuner: Tuner) -> None:
+        self.op, self.layout, self.tuner = op, layout, tuner
         self.kernel = "not yet timed"
 
     def __repr__(self) -> str:
@@ -157,8 +156,6 @@ class CodedProducts:
         return self._bits(call).refuses(plan, call)
 
     def _is_quicker(self, plan: Plan, call: Call, needs: Needs) -> bool:
-        if self.tuner.always:
-            return True
         bits, outputs = self._bits(call), self.layout.columns(call.b)
         gated = len(bits.fw) > 1 or len(bits.bw) > 1
         few = CODE_BITS, CODE_BITS, 2 * CODE_BITS if max(bits.bw) > CODE_BITS else CODE_BITS
@@ -177,8 +174,7 @@ class CodedProducts:
 
         def run(codes: bool) -> None:
             """All products of the call, with the output in place of its gradient."""
-            in_float = PLAIN if self.otherwise.refuses(plan, call, needs) is not None else self.otherwise
-            backend: Backend = self if codes else in_float
+            backend: Backend = self if codes else PLAIN
             with torch.no_grad():
                 out, kept = backend.forward(plan, call)
                 backend.backward(plan, call, out, kept, needs)

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fractrain_fx.execution.autocast import autocast_dtype
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import picked
 from fractrain_fx.nn.ranges import RunningRange
 
@@ -73,7 +73,9 @@ class DispatchedBlock(nn.Module):
         running = self._running(choice, onto, given)
         if running is None:
             branch = self._branch(onto, given)
-            return branch if self.adding == "elsewhere" else branch.add_(onto) if self._in_place else onto + branch
+            if self.adding == "elsewhere":
+                return branch
+            return branch.add_(onto) if self.adding == "in place" else onto + branch
         if not len(running):
             return self._idle(choice, onto, given)
         samples = len(choice)
@@ -81,10 +83,6 @@ class DispatchedBlock(nn.Module):
         base = torch.zeros_like(onto, dtype=branch.dtype) if self.adding == "elsewhere" else onto
         dtype = self._type(onto.dtype, branch.dtype)
         return _added(base.to(dtype), branch.to(dtype), self.axis, running, samples)
-
-    @property
-    def _in_place(self) -> bool:
-        return self.adding == "in place"
 
     def _running(self, choice: Tensor, onto: Tensor, given: Sequence[Any]) -> Int[Tensor, " some"] | None:
         """Indices of the samples that run; ``None`` if all run, whatever they chose."""

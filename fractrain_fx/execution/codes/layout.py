@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from fractrain_fx.execution.arithmetic import Bound, summed_to
 from fractrain_fx.execution.plan import Plan
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.native import kernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["Codes", "Convolved", "Features", "Layout"]
 
@@ -140,7 +140,8 @@ class Features:
 
     def bad(self, plan: Plan, x: Tensor) -> Tensor | None:
         rows = self.rows(x)
-        return (rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1)
+        bad = (rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1)
+        return bad if bad.isnan().any() else None
 
     def some_output(self, plan: Plan, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, self.columns(w), bias)

@@ -13,7 +13,7 @@ from fractrain_fx.config import CODE_BITS
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.execution.codes.layout import Codes, Layout
 from fractrain_fx.execution.plan import Call, Plan
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 
 __all__ = ["GRADIENT_BITS", "RowBits", "both_coded", "has_codes", "select_rows", "spread", "widths"]
 

@@ -22,7 +22,8 @@ from fractrain_fx.formats.affine.rounding import (
     values_affine,
 )
 from fractrain_fx.formats.affine.scale import scales
-from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, Seed, ValueRange, Values
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure", "range_between", "range_shape"]
@@ -34,14 +35,10 @@ class AffineFormat(Format):
     Args:
         gradient_grid: ``zero`` shifts the levels of gradients so that one is 0 (``AffineConfig.gradient_grid``).
         ranges: ``sample`` gives each sample of an activation or gradient a range of its own (``AffineConfig.ranges``).
-
-    Attributes:
-        quick: whether roundings take fewer passes on a CPU, whose results may be off by the last bit.
     """
 
     name = "affine"
     has_codes = True
-    quick = True
 
     def __init__(self, gradient_grid: GradientGrid = "range", ranges: Ranges = "tensor") -> None:
         self.gradient_grid = gradient_grid
@@ -81,13 +78,7 @@ class AffineFormat(Format):
         return self._round(w, as_bits(bits, w), within, out=out)
 
     def gradient(
-        self,
-        g: Values,
-        bits: Bits,
-        *,
-        axis: SampleAxis,
-        seed: Int[Tensor, ""] | None = None,
-        out: Tensor | None = None,
+        self, g: Values, bits: Bits, *, axis: BatchAxis, seed: Seed = None, out: Tensor | None = None
     ) -> Values:
         if not g.numel():
             return g
@@ -98,14 +89,14 @@ class AffineFormat(Format):
         rounded = self._round(g, bits, within, stochastic=True, seed=seed, out=out)
         return rounded if zeros is None else rounded * ~zeros
 
-    def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"], axis: SampleAxis | None) -> ValueRange:
+    def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"], axis: BatchAxis | None) -> ValueRange:
         """The range in which a gradient is rounded, or those of its samples, which broadcast against it."""
         return self._of_gradients(bits, self.measure(g) if axis is None else self.sample_ranges(g, axis))
 
     def _of_gradients(self, bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRange:
         return within if self.gradient_grid == "range" else shifted_to_zero(bits, within)
 
-    def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
+    def sample_ranges(self, x: Values, axis: BatchAxis) -> ValueRange:
         if axis.whole or not self.by_sample:
             return self.measure(x)
         if not axis.folded:
@@ -113,7 +104,7 @@ class AffineFormat(Format):
         lo, span, measured_here = self.measure(_samples_of(x, axis), 0)
         return ValueRange(axis.expand(lo.flatten(), x.shape), axis.expand(span.flatten(), x.shape), measured_here)
 
-    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: SampleAxis) -> Float[Tensor, " samples"]:
+    def needed_bits(self, g: Values, bits: Int[Tensor, ""], axis: BatchAxis) -> Float[Tensor, " samples"]:
         """The bits that number the levels of each sample's gradient, as :meth:`gradient` rounds it in one range."""
         if not g.numel():
             return bits.expand(1)
@@ -131,10 +122,24 @@ class AffineFormat(Format):
         return reach_affine(bits, within)
 
     def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
+        """The codes of rounded values in int8: the numbers of their levels, minus ``2^(bits - 1)``.
+
+        Args:
+            x: values of the type of the range, not empty.
+            bits: 1 to 8.
+            within: their range.
+        """
         return codes_affine(x, bits, within)
 
     def values(self, q: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Values:
-        return values_affine(q, bits, within, quick=self.quick)
+        """The values of levels, bit for bit as they are rounded.
+
+        Args:
+            q: numbers of levels, in the type of the range; may be written into.
+            bits: 1 to 8.
+            within: the range.
+        """
+        return values_affine(q, bits, within)
 
     def _round(
         self,
@@ -146,7 +151,7 @@ class AffineFormat(Format):
         seed: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        return round_affine(x, bits, within, stochastic=stochastic, seed=seed, quick=True, out=out)
+        return round_affine(x, bits, within, stochastic=stochastic, seed=seed, out=out)
 
 
 def fake_quantize(
@@ -231,7 +236,7 @@ def measure(x: Values, dim: int | None = None) -> ValueRange:
     return range_between(lo, hi)
 
 
-def _samples_of(x: Values, axis: SampleAxis) -> Float[Tensor, "samples rest"]:
+def _samples_of(x: Values, axis: BatchAxis) -> Float[Tensor, "samples rest"]:
     """The values of each sample as one row.
 
     A call of another length than the recorded one has other numbers of rows: then parts of samples count as samples.

@@ -31,26 +31,23 @@ class Grid:
     """The levels ``lo + scale * q`` of some bits in a range, on a CPU.
 
     Args:
-        bits: one width other than 0 and 32, or widths that broadcast against the values.
+        bits: one width, or widths that broadcast against the values; they are not all 0 or 32.
         within: the range, one for all values or one for each channel.
-        quick: take fewer passes if the range lies around 0. A value so close to the middle of two levels that float32
-            roundings decide may then go to the other level, and results may be off by the last bit.
 
     Attributes:
         lo: the lowest level.
         start: ``lo`` as a number, if there is one range.
         scale: distance between levels.
-        step: ``scale`` as a number, if there is one range and ``bits`` is an int.
+        step: ``scale`` as a number, if there is one range and one width.
         highest: number of the highest level.
         sure: no value lies outside the range, and float32 holds the fraction of every value's level number.
         near: the lowest level is no further from 0 than the range is wide, so that the roundings of
             ``x / scale - lo / scale`` stay far below a level.
-        quick: whether fewer passes are taken: asked for, and ``near`` holds.
     """
 
-    __slots__ = ("highest", "lo", "near", "quick", "scale", "start", "step", "sure")
+    __slots__ = ("highest", "lo", "near", "scale", "start", "step", "sure")
 
-    def __init__(self, bits: Tensor | int, within: ValueRange, *, quick: bool = False) -> None:
+    def __init__(self, bits: Tensor, within: ValueRange) -> None:
         lo, span, measured_here = within
         self.lo = lo
         self.start: float | None = None
@@ -58,23 +55,23 @@ class Grid:
         self.highest: Tensor | float
         self.scale: Tensor
         wide = _widest(span)
-        widths = [bits] if isinstance(bits, int) else bits.flatten().tolist()
+        widths = bits.flatten().tolist()
+        one = widths[0] if len(set(widths)) == 1 else None
         self.sure = (
             measured_here and wide < _WIDE and all(width <= _SURE_BITS or width == FLOAT_BITS for width in widths)
         )
-        self.near = self.quick = False
+        self.near = False
         if lo.numel() == 1:
             self.start = float(lo)
-        self.highest = 2.0**bits - 1 if isinstance(bits, int) else highest_level(bits, lo.dtype)
+        self.highest = highest_level(bits, lo.dtype) if one is None else 2.0**one - 1
         if self.start is None:
-            self.scale = scales(span, bits)
-        elif isinstance(bits, Tensor):
+            self.scale = scales(span, bits if one is None else one)
+        elif one is None:
             self.scale = lo.new_tensor([scale_number(wide, width) for width in widths]).view(bits.shape)
         else:
-            self.step = scale_number(wide, bits)
+            self.step = scale_number(wide, one)
             self.scale = torch.full_like(span, self.step)
             self.near = self.sure and abs(self.start) < wide
-            self.quick = quick and self.near
 
     def round(self, x: Tensor, noise: Tensor | None, out: Tensor | None) -> Tensor:
         """The level nearest to each value, or to each value with noise."""
@@ -85,21 +82,19 @@ class Grid:
         """Number of the nearest level to ``x``, or to ``x`` with noise."""
         if noise is not None:
             return self._on_grid(self._with_noise(x, noise, out))
-        if self.start == 0:
-            q = torch.div(x, self.scale, out=out)
-        elif self.quick and self.step is not None and self.start is not None:
-            q = torch.add(self.lo * (-1 / self.step), x, alpha=1 / self.step, out=out)
-        else:
-            q = torch.sub(x, self.lo, out=out).div_(self.scale)
+        q = self._places(x, out)
         return q.round_() if self.sure else self._on_grid(q)
+
+    def _places(self, x: Tensor, out: Tensor | None) -> Tensor:
+        """How far each value lies above the lowest level, in distances between levels."""
+        return torch.div(x, self.scale, out=out) if self.start == 0 else torch.sub(x, self.lo, out=out).div_(self.scale)
 
     def _with_noise(self, x: Tensor, noise: Tensor, out: Tensor | None) -> Tensor:
         if self.near and self.step is not None:
-            # Fewer passes even without `quick`: their roundings differ by far less than the noise.
+            # Fewer passes than for the nearest level: their roundings differ by far less than the noise.
             q = torch.add(noise, x, alpha=1 / self.step, out=out)
             return q.sub_(self.lo / self.scale) if self.start else q
-        q = torch.div(x, self.scale, out=out) if self.start == 0 else torch.sub(x, self.lo, out=out).div_(self.scale)
-        return q.add_(noise)
+        return self._places(x, out).add_(noise)
 
     def _on_grid(self, q: Tensor) -> Tensor:
         """Clamp to the grid and round to whole numbers, in place."""
@@ -111,8 +106,6 @@ class Grid:
 
     def values(self, q: Tensor, out: Tensor | None = None) -> Tensor:
         """The values of the levels with numbers ``q``."""
-        if self.quick and self.start and self.step is not None and q.dtype == self.lo.dtype:
-            return torch.add(self.lo, q, alpha=self.step, out=out)
         x = torch.mul(q, self.scale, out=out)
         return x if self.start == 0 else x.add_(self.lo)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats.affine.format import measure, range_between
 from fractrain_fx.formats.affine.rounding import reach_affine, round_affine, shifted_to_zero
-from fractrain_fx.formats.base import Bits, Operand, Reach, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Operand, Reach, Seed, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, work_dtype
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
@@ -33,20 +33,20 @@ class RangedAffineFormat(PerProductFormat):
         self.ranges = ranges
         self.gradient_grid = gradient_grid
 
-    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
+    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Seed = None) -> Values:
         """Round an operand of a product; gradients stochastically."""
         if not x.numel():
             return x
         bits, within = as_bits(bits, x), self.range_of(x, of)
         if of.tensor != "g":
-            return round_affine(x, bits, within, quick=True)
+            return round_affine(x, bits, within)
         # Rows are rounded for each product; what has one range for both is rounded once.
         if seed is not None and of.product == "weight_gradient" and self.ranges == "row":
             seed = seed + APART
         if self.gradient_grid == "range":
-            return round_affine(x, bits, within, stochastic=True, seed=seed, quick=True)
+            return round_affine(x, bits, within, stochastic=True, seed=seed)
         shifted = shifted_to_zero(bits, within)
-        return round_affine(x, bits, shifted, stochastic=True, seed=seed, quick=True) * (x != 0)
+        return round_affine(x, bits, shifted, stochastic=True, seed=seed) * (x != 0)
 
     def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
         measured = self.range_of(x, of)

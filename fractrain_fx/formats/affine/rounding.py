@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -17,9 +15,6 @@ from fractrain_fx.formats.noise import dither
 
 __all__ = ["codes_affine", "reach_affine", "round_affine", "round_on_any_tensor", "shifted_to_zero", "values_affine"]
 
-# Samples of at least this many values are rounded one after the other: one width takes fewer passes than several.
-_LARGE_SAMPLE = 1 << 15
-
 
 def round_affine(
     x: Tensor,
@@ -28,7 +23,6 @@ def round_affine(
     *,
     stochastic: bool = False,
     seed: Tensor | None = None,
-    quick: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Round to ``lo + scale * q``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))``, ties to even.
@@ -39,7 +33,6 @@ def round_affine(
         within: the range, of a type at least as wide as that of ``x``; its ends broadcast against ``x``.
         stochastic: add noise before rounding.
         seed: the noise's seed.
-        quick: take fewer passes; a value within a float32 rounding of a tie may then go to the other level.
         out: memory for the result in the type of the range; used only if ``x`` has that type.
 
     Returns:
@@ -47,23 +40,18 @@ def round_affine(
     """
     if not readable(x):
         return round_on_any_tensor(x, bits, within, stochastic, seed)
-    widths = [int(bits)] if bits.ndim == 0 else bits.flatten().tolist()
-    kinds = set(widths)
-    if kinds <= {0, FLOAT_BITS}:
+    widths = set(bits.flatten().tolist())
+    if widths <= {0, FLOAT_BITS}:
         return x
     work = x
     if x.dtype != within.lo.dtype:
         work = out = x.to(within.lo.dtype)
     noise = dither(work, seed) if stochastic else None
-    parts = _parts(work, bits, widths, within, quick)
-    if out is None and parts[0][0] is not ...:
-        out = torch.empty_like(work)
-    for place, grid in parts:
-        q = grid.round(work[place], None if noise is None else noise[place], None if out is None else out[place])
-        if not within.measured_here:
-            _with_bad_values(q, x[place])
-    q = (q if out is None else out).to(x.dtype)
-    return q if len(kinds) == 1 else unrounded(bits, x, q)
+    rounded = Grid(bits, within).round(work, noise, out)
+    if not within.measured_here:
+        _with_bad_values(rounded, x)
+    rounded = rounded.to(x.dtype)
+    return rounded if len(widths) == 1 else unrounded(bits, x, rounded)
 
 
 def shifted_to_zero(bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRange:
@@ -92,7 +80,7 @@ def reach_affine(bits: Int[Tensor, "*bits"], within: ValueRange) -> Reach:
 
 
 def codes_affine(x: Tensor, bits: Tensor, within: ValueRange) -> Tensor:
-    """The codes of the values that :func:`round_affine` gives with ``quick=True``, in int8.
+    """The codes of the values that :func:`round_affine` gives, in int8.
 
     Args:
         x: values of the type of the range, not empty.
@@ -103,46 +91,23 @@ def codes_affine(x: Tensor, bits: Tensor, within: ValueRange) -> Tensor:
         The numbers of levels minus ``2^(bits - 1)``. The codes for 0 and 32 bits mean nothing.
     """
     if readable(x):
-        q = torch.empty_like(x)
-        for place, grid in _parts(x, bits, bits.flatten().tolist(), within, True):
-            grid.levels(x[place], None, q[place])
+        q = Grid(bits, within).levels(x, None, None)
     else:
         q = _levels(x, bits, within, once(scales(within.span, bits)))
     return (q - _middle(bits)).to(torch.int8)
 
 
-def values_affine(q: Tensor, bits: Tensor, within: ValueRange, *, quick: bool) -> Tensor:
+def values_affine(q: Tensor, bits: Tensor, within: ValueRange) -> Tensor:
     """The values of the levels ``q`` (which may be written into), bit for bit as :func:`round_affine` gives them.
 
     Args:
         q: numbers of levels, in the type of the range.
         bits: as :func:`round_affine` takes them.
         within: the range.
-        quick: as :func:`round_affine` takes it.
     """
     if not readable(q):
         return q * once(scales(within.span, bits)) + within.lo
-    for place, grid in _parts(q, bits, bits.flatten().tolist(), within, quick):
-        part = q[place]
-        grid.values(part, out=part)
-    return q
-
-
-def _large_samples(bits: Tensor, x: Tensor) -> bool:
-    """Whether the widths belong to the entries of the first dimension, each of which is large and contiguous."""
-    return bits.ndim == x.ndim and bits.numel() == bits.shape[0] and x.is_contiguous() and x[0].numel() >= _LARGE_SAMPLE
-
-
-def _parts(x: Tensor, bits: Tensor, widths: list[int], within: ValueRange, quick: bool) -> list[tuple[Any, Grid]]:
-    """The grid for each part of ``x``, with the part's index; parts of 0 and 32 bits are left out if that saves work.
-
-    Each large sample is a part: one width takes fewer passes, and all but the first find the sample in a cache.
-    """
-    kinds = set(widths)
-    if len(kinds) > 1 and within.lo.numel() == 1 and _large_samples(bits, x):
-        grids = {width: Grid(width, within, quick=quick) for width in kinds - {0, FLOAT_BITS}}
-        return [(index, grids[width]) for index, width in enumerate(widths) if width in grids]
-    return [(..., Grid(widths[0] if len(kinds) == 1 else bits, within, quick=quick))]
+    return Grid(bits, within).values(q, out=q)
 
 
 def round_on_any_tensor(x: Tensor, bits: Tensor, within: ValueRange, stochastic: bool, seed: Tensor | None) -> Tensor:

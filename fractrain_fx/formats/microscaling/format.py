@@ -60,7 +60,7 @@ class MicroscalingFormat(PerProductFormat):
             (product, tensor): self._elements_of(product, tensor) for product in PRODUCTS for tensor in "xwg"
         }
 
-    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
+    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Seed = None) -> Values:
         """Round an operand of a product.
 
         Values of samples that have bits of their own are rounded as the whole tensor would be at these bits.

@@ -15,7 +15,7 @@ from torch.fx import Node
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, ModelError
-from fractrain_fx.formats import CodedFormat
+from fractrain_fx.formats import AffineFormat
 from fractrain_fx.model.by_segment import BySegment
 from fractrain_fx.model.frozen.adapter import save_adapter
 from fractrain_fx.model.state import ModelState
@@ -255,7 +255,7 @@ def _pack(state: ModelState, name: str, found: Codable, readers: Readers) -> Fro
     quantizer = state.recording.train.get_submodule(found.quantizer)
     assert isinstance(quantizer, WeightQuantizer) and parameter is not None
     quantizer.frozen = frozen = FrozenWeight(
-        parameter, found.bits, cast(CodedFormat, quantizer.fmt), quantizer.dim, name
+        parameter, found.bits, cast(AffineFormat, quantizer.fmt), quantizer.dim, name
     )
     for _, node in readers[id(parameter)]:
         node.target = f"{found.quantizer}{CODES}"

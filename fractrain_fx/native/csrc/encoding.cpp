@@ -102,11 +102,6 @@ int64_t encode(const Tensor& given, const Tensor& bits, const Tensor& lo, const 
   return kRounded;
 }
 
-int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
-                      std::optional<int64_t> seed, bool inside, Tensor& codes, const std::optional<Tensor>& values) {
-  return encode(given, bits, lo, span, seed, inside, false, codes, values);
-}
-
 // Scale and zero of signed codes: value = scale * code + zero. The zero is NaN if the range is not finite. erase:
 // values of 0 bits become 0, so their scale and zero are 0.
 std::tuple<Tensor, Tensor> ends_of_codes(const Tensor& bits, const Tensor& lo, const Tensor& span, bool erase) {
@@ -153,8 +148,8 @@ Coded coded_operand(const Tensor& x, const Tensor& bits, const Tensor& lo, const
   return with_ends(x, bits, lo, span, {}, inside, false, at::kChar, {});
 }
 
-// The fewest bits, at most `bits`, that round values of a range of this width to the same levels, with noise too
-// (bits_in_use in formats/affine/rounding.py).
+// The fewest bits, at most `bits`, that round values of a range of this width to the same levels, with noise too: levels
+// lie at least kSmallestScale apart.
 Tensor bits_in_use(const Tensor& bits, const Tensor& span) {
   const double levels = std::floor(static_cast<double>(*span.const_data_ptr<float>()) / kSmallestScale) + 3.0;
   if (!(levels < 1LL << 16)) return bits;
@@ -177,9 +172,6 @@ Coded coded_gradient(const Tensor& g, const Tensor& bits, int64_t seed, bool wid
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
-  library.def(
-      "encode_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, *, Tensor(a!) codes, "
-      "Tensor(b!)? values) -> int");
   library.def("code_ends(Tensor bits, Tensor lo, Tensor span) -> (Tensor, Tensor)");
   library.def(
       "coded_operand(Tensor x, Tensor bits, Tensor lo, Tensor span, bool inside) -> (int, Tensor, Tensor, Tensor)");
@@ -189,7 +181,6 @@ TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
 }
 
 TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) {
-  library.impl("encode_affine", encode_affine);
   library.impl("code_ends", code_ends);
   library.impl("coded_operand", coded_operand);
   library.impl("coded_gradient", coded_gradient);

@@ -1,12 +1,11 @@
 // Rounds a tensor in one pass over memory; torch's operations take three or more (ALGORITHM 2).
 
-#include <ATen/DimVector.h>
 #include <torch/library.h>
 
-#include <tuple>
+#include <algorithm>
+#include <optional>
 
 #include "layouts.h"
-#include "ranges.h"
 
 namespace fractrain_fx {
 namespace {
@@ -22,11 +21,7 @@ inline float rounded(float x, float lo, float scale, float top, uint32_t positio
 template <bool noisy, bool inside>
 void round_run(const float* x, float* out, int64_t count, const Grid& grid, const Noise& noise) {
   if (grid.top <= 0.0f) {
-    if (grid.top == kErased) {
-      std::fill_n(out, count, 0.0f);
-    } else if (out != x) {
-      std::copy_n(x, count, out);
-    }
+    if (out != x) std::copy_n(x, count, out);
     return;
   }
   const float lo = grid.lo, scale = grid.scale, top = grid.top;
@@ -67,19 +62,17 @@ void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t r
         float* target = at(kOut, i);
         const float value = *at(kX, i), highest = *at(kTop, i);
         const uint32_t place = noise.position(at(kX, i) - noise.first);
-        *target = highest == kStay     ? value
-                  : highest == kErased ? 0.0f
-                                       : rounded<noisy, inside>(value, *at(kLo, i), *at(kScale, i), highest, place, noise);
+        *target =
+            highest == kStay ? value : rounded<noisy, inside>(value, *at(kLo, i), *at(kScale, i), highest, place, noise);
       }
     }
   }
 }
 
-// Rounds values, which may be out itself, and returns the outcome; out is written only if that is kRounded. erase:
-// values of 0 bits become 0.
+// Rounds values, which may be out itself, and returns the outcome; out is written only if that is kRounded.
 int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
-                     std::optional<int64_t> seed, bool inside, bool erase, Tensor& out) {
-  const Rounding how = rounding_of(given, bits, lo, span, seed, erase);
+                     std::optional<int64_t> seed, bool inside, Tensor& out) {
+  const Rounding how = rounding_of(given, bits, lo, span, seed);
   if (how.outcome != kRounded) return how.outcome;
   const std::optional<Runs> runs = runs_of(how, {&out});
   const std::optional<Rows> rows = runs ? std::nullopt : rows_of(how, out);
@@ -104,45 +97,13 @@ int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, 
   return kRounded;
 }
 
-// Rounds each entry of the first dimension of contiguous values in its own range, which is measured while the entry is
-// in cache. Returns low ends, widths and the outcome; the content of out counts only if that is kRounded.
-std::tuple<Tensor, Tensor, int64_t> round_channels(const Tensor& w, const Tensor& bits, Tensor& out) {
-  const int64_t width = widths_of(bits)[0], channels = w.size(0), length = w.numel() / channels;
-  TORCH_CHECK(w.is_contiguous() && out.is_contiguous(), "expected contiguous w and out");
-  at::DimVector shape(w.dim(), 1);
-  shape[0] = channels;
-  Tensor lows = at::empty(shape, w.options()), spans = at::empty(shape, w.options());
-  const float* from = w.const_data_ptr<float>();
-  float *to = out.mutable_data_ptr<float>(), *lo = lows.mutable_data_ptr<float>(), *span = spans.mutable_data_ptr<float>();
-  const int64_t worth = std::max<int64_t>(1, kGrain / length);
-  at::parallel_for(0, channels, worth, [&](int64_t begin, int64_t end) {
-    for (int64_t channel = begin; channel < end; ++channel) {
-      const float* values = from + channel * length;
-      const Ends ends = ends_of(values, length);
-      lo[channel] = ends.lo;
-      span[channel] = width_of(ends);
-      if (!is_rounded(width) || !(span[channel] < kWide)) continue;
-      const Grid grid{ends.lo, scale_of(span[channel], width), top_of(width)};
-      round_run<false, true>(values, to + channel * length, length, grid, {values, 0, 0});
-    }
-  });
-  if (!is_rounded(width)) return {lows, spans, kUnrounded};
-  const bool modest = std::all_of(span, span + channels, [](float each) { return each < kWide; });
-  return {lows, spans, modest ? kRounded : kRefused};
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
-  library.def("round_channels(Tensor w, Tensor bits, *, Tensor(a!) out) -> (Tensor, Tensor, int)");
   library.def(
-      "round_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, bool erase, *, "
-      "Tensor(a!) out) -> int");
+      "round_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, *, Tensor(a!) out) -> int");
 }
 
-TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) {
-  library.impl("round_affine", round_affine);
-  library.impl("round_channels", round_channels);
-}
+TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) { library.impl("round_affine", round_affine); }
 
 }  // namespace fractrain_fx

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fractrain_fx.capture.state import seeded
 from fractrain_fx.capture.trees import map_tensors
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.facts import facts
 from fractrain_fx.passes.graph.run import Watch

@@ -15,7 +15,7 @@ from fractrain_fx.capture.state import seeded
 from fractrain_fx.capture.trees import holds_tensor
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import rows_of, share_of
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes.analyse.shapes import examples_of
 from fractrain_fx.passes.graph.branches import Part, ends_of, inseparable, part_of, skippable
 from fractrain_fx.passes.graph.facts import Block, facts

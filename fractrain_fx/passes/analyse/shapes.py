@@ -13,7 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture import batch_size, resize_batch
 from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
 from fractrain_fx.errors import PassError
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes.analyse.folds import Fold, folds_by_change, folds_by_origin
 from fractrain_fx.passes.analyse.trained import find_trained
 from fractrain_fx.passes.graph.edit import varying

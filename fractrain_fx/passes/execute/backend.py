@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import CODE_BITS, FracConfig, Precision
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.execution.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.execution.backends.codes import CodedProducts
-from fractrain_fx.execution.backends.cpu import CPU
 from fractrain_fx.execution.backends.cuda import CUDA
 from fractrain_fx.execution.backends.plain import PLAIN
 from fractrain_fx.execution.backends.torchao import not_linear, torchao_backend
@@ -22,11 +21,10 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Backend, Plan
 from fractrain_fx.execution.torchao_kernels import MULTIPLES
 from fractrain_fx.nn.bits import OwnBits, StageBits
-from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
-from fractrain_fx.passes.execute.left_out import left_out
-from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
-from fractrain_fx.passes.graph.facts import Op, facts, ops_of
+from fractrain_fx.passes.execute.left_out import WeightProduct, left_out
+from fractrain_fx.passes.graph.edit import NAMESPACE
+from fractrain_fx.passes.graph.facts import Op, ops_of
 
 __all__ = ["ChooseBackend", "not_on_int8", "not_on_torchao"]
 
@@ -35,7 +33,7 @@ class ChooseBackend(PassBase):
     """Give each fused op the backends that may compute it, best first.
 
     At each call the first that does not refuse it does. ``codes`` is for activations times weights of at most 8 bits,
-    if the configuration asks for it (:func:`not_on_int8` names the other ops), ``cpu`` and ``cuda`` for formats whose
+    if the configuration asks for it (:func:`not_on_int8` names the other ops), ``cuda`` for formats whose Triton
     kernels the model calls, and ``plain`` for all. ``torchao`` is for linear layers with ``run.torchao``
     (:func:`not_on_torchao` names the other ops).
 
@@ -60,11 +58,12 @@ class ChooseBackend(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         found = fused_ops(graph_module)
-        ops = {op.name: op for _, op in ops_of(graph_module.graph)}
+        apart = not_on_int8(graph_module, self._config)
         for name, fused in found.items():
-            fused.backends = self._backends(name, fused.plan, ops[name])
+            coded = self._config.may_use_codes and name not in apart
+            fused.backends = self._backends(name, fused.plan, coded)
         if self._config.run.torchao:
-            self._give_to_torchao(graph_module, found, ops)
+            self._give_to_torchao(graph_module, found)
         return PassResult(graph_module, bool(found))
 
     def ensures(self, graph_module: GraphModule) -> None:
@@ -72,22 +71,15 @@ class ChooseBackend(PassBase):
             if fused.backends[-1] is not PLAIN:
                 raise PassError(f"{name!r} has no backend that computes every call")
 
-    def _backends(self, name: str, plan: Plan, op: Op) -> tuple[Backend, ...]:
-        kernels = [backend for backend in (CPU, CUDA) if plan.has_kernels(backend.name)]
-        in_float: tuple[Backend, ...] = (*kernels, PLAIN)
-        layout = self._layout(plan, op) if self._config.may_use_codes else None
-        if layout is None:
+    def _backends(self, name: str, plan: Plan, coded: bool) -> tuple[Backend, ...]:
+        in_float: tuple[Backend, ...] = (CUDA, PLAIN) if plan.has_kernels("cuda") else (PLAIN,)
+        if not coded:
             return in_float
-        return CodedProducts(name, layout, self._tuner, in_float[0]), *in_float
+        layout = _layout(plan.arithmetic, plan.static)
+        assert not isinstance(layout, str)
+        return CodedProducts(name, layout, self._tuner), *in_float
 
-    def _layout(self, plan: Plan, op: Op) -> Layout | None:
-        codes = all(each.has_codes for each in (plan.first.fmt, plan.second.fmt, plan.fmt))
-        if plan.first.weight or not plan.second.weight or not codes or plan.second.frozen is not None:
-            return None
-        layout = None if _wide(op, self._config) else _layout(plan.arithmetic, plan.static)
-        return None if isinstance(layout, str) else layout
-
-    def _give_to_torchao(self, graph_module: GraphModule, found: dict[str, FusedOp], ops: dict[str, Op]) -> None:
+    def _give_to_torchao(self, graph_module: GraphModule, found: dict[str, FusedOp]) -> None:
         apart = not_on_torchao(graph_module, self._config)
         taken = [name for name in found if name not in apart]
         if found and not taken:
@@ -96,6 +88,7 @@ class ChooseBackend(PassBase):
                 "torchao can compute (plan(model, ...) gives each reason); leave it out"
             )
         backend = torchao_backend()
+        ops = {op.name: op for _, op in ops_of(graph_module.graph)}
         for name in taken:
             fused, decision = found[name], ops[name].precision
             pinned = decision.precision
@@ -107,31 +100,30 @@ class ChooseBackend(PassBase):
 
 
 def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
-    """By name, the quantized ops of a shown graph that always multiply in float, with the reason."""
+    """By name, the quantized ops of a graph, shown or running, that always multiply in float, with the reason."""
     if not config.may_use_codes:
         return {}
 
-    def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
-        quantizer = owner_module(graph_module, weight)
-        if isinstance(quantizer, WeightQuantizer) and quantizer.frozen is not None:
+    def reason(product: WeightProduct) -> str | None:
+        if product.quantizer is not None and not product.quantizer.fmt.has_codes:
+            return "its format has no codes"
+        if product.quantizer is not None and product.quantizer.frozen is not None:
             return "its frozen weight is kept as codes, which are read as floats"
-        if not isinstance(arithmetic, Convolution) and len(facts(weight).shape or ()) != 2:
+        if not isinstance(product.arithmetic, Convolution) and len(product.shape) != 2:
             return "multiplies by a batch of matrices"
-        layout = _layout(arithmetic, arithmetic.bind(node.args, node.kwargs).static)
-        return layout if isinstance(layout, str) else _wide(op, config)
+        layout = _layout(product.arithmetic, product.static)
+        return layout if isinstance(layout, str) else _wide(product.op, config)
 
     return left_out(graph_module, reason)
 
 
 def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
-    """By name, the quantized ops of a shown graph that torchao computes at no precision, with the reason."""
+    """By name, the quantized ops of a graph, shown or running, that torchao never computes, with the reason."""
     if not config.run.torchao:
         return {}
 
-    def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
-        fused = owner_module(graph_module, node)
-        static = fused.plan.static if isinstance(fused, FusedOp) else arithmetic.bind(node.args, node.kwargs).static
-        return not_linear(arithmetic, static) or _misfit(facts(weight).shape or (), op, config)
+    def reason(product: WeightProduct) -> str | None:
+        return not_linear(product.arithmetic, product.static) or _misfit(product.shape, product.op, config)
 
     return left_out(graph_module, reason)
 

@@ -1,61 +1,80 @@
-"""Quantized ops of a shown graph that stay simulated although int8 or torchao was asked for, and the reason."""
+"""Quantized ops that stay simulated although int8 or torchao was asked for, and the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
 from fractrain_fx.execution.arithmetic import Arithmetic
 from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes.execute.fuse import unfused
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
-from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand
-from fractrain_fx.passes.graph.edit import varying
-from fractrain_fx.passes.graph.facts import Op, ops_of
+from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, factors_of
+from fractrain_fx.passes.graph.edit import owner_module, varying
+from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 
-__all__ = ["Reason", "left_out"]
+__all__ = ["Reason", "WeightProduct", "left_out"]
 
-_ACTIVATIONS, _WEIGHT_FIRST = "multiplies two activations", "its first factor is the weight"
 
-Reason = Callable[[Node, Op, Arithmetic, Node], str | None]
-"""Takes a call, its op, arithmetic and weight; gives the reason that this product stays simulated, if it does."""
+class WeightProduct(NamedTuple):
+    """A quantized op that multiplies an activation by a weight.
+
+    Attributes:
+        op: the op.
+        arithmetic: how it multiplies.
+        static: its arguments that are not tensors.
+        shape: sizes of the weight.
+        quantizer: of the weight; ``None`` before the pass ``Quantize``.
+    """
+
+    op: Op
+    arithmetic: Arithmetic
+    static: tuple[Any, ...]
+    shape: tuple[int, ...]
+    quantizer: WeightQuantizer | None
+
+
+Reason = Callable[[WeightProduct], str | None]
+"""Gives the reason that a product stays simulated; ``None`` if it does not."""
 
 
 def left_out(graph_module: GraphModule, reason: Reason) -> dict[str, str]:
-    """By name, the quantized ops that are not a fused activation times a weight, or that ``reason`` rejects."""
+    """By name, the quantized ops that are not a fused activation times a weight, or that ``reason`` rejects.
+
+    Args:
+        graph_module: a shown graph, or the copy that runs.
+        reason: is asked about activations times weights.
+    """
     moving = varying(graph_module.graph)
     apart = unfused(graph_module)
     found: dict[str, str] = {}
     for node, op in ops_of(graph_module.graph):
         if op.precision.rounds:
-            fused = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
-            if isinstance(fused, FusedOp):  # the shown graph of a format that rounds for each product has fused ops
-                why = _why_fused(node, op, fused, reason)
-            else:
-                why = apart.get(op.name) or _why(node, op, moving, reason)
+            product = apart.get(op.name) or _product(graph_module, node, op, moving)
+            why = product if isinstance(product, str) else reason(product)
             if why is not None:
                 found[op.name] = why
     return found
 
 
-def _why_fused(node: Node, op: Op, fused: FusedOp, reason: Reason) -> str | None:
-    if fused.plan.first.weight:
-        return _WEIGHT_FIRST
-    second = node.kwargs["b"]
-    if not fused.plan.second.weight or not isinstance(second, Node):
-        return _ACTIVATIONS
-    return reason(node, op, fused.plan.arithmetic, second)
-
-
-def _why(node: Node, op: Op, moving: set[Node], reason: Reason) -> str | None:
-    family = contraction(node)
-    if op.kind in OPAQUE_KINDS or family is None:
+def _product(graph_module: GraphModule, node: Node, op: Op, moving: set[Node]) -> WeightProduct | str:
+    """The product of an op, or the reason that it is not one of an activation and a weight."""
+    factors = factors_of(node)
+    if op.kind in OPAQUE_KINDS or factors is None:
         return "is kept as one node"
-    first, second = (operand(node, place) for place in family.operands)
-    if second in moving:
-        return _ACTIVATIONS
+    first, weight = factors
     if first not in moving:
-        return _WEIGHT_FIRST
-    arithmetic = arithmetic_of(node)
-    return arithmetic if isinstance(arithmetic, str) else reason(node, op, arithmetic, second)
+        return "its first factor is the weight"
+    if weight in moving:
+        return "multiplies two activations"
+    shape, fused = facts(weight).shape or (), owner_module(graph_module, node)
+    if isinstance(fused, FusedOp):
+        return WeightProduct(op, fused.plan.arithmetic, fused.plan.static, shape, fused.plan.second.quantizer)
+    arithmetic, quantizer = arithmetic_of(node), owner_module(graph_module, weight)
+    if isinstance(arithmetic, str):
+        return arithmetic
+    static = arithmetic.bind(node.args, node.kwargs).static
+    return WeightProduct(op, arithmetic, static, shape, quantizer if isinstance(quantizer, WeightQuantizer) else None)

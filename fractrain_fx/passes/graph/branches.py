@@ -13,7 +13,7 @@ from fractrain_fx.capture.recording.ambient import REGIONS
 from fractrain_fx.capture.recording.hooks import HOOKS
 from fractrain_fx.capture.targets import ADDS
 from fractrain_fx.execution.blocks.dispatched_block import Adding, Given
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes.graph.aliases import base, memory_of
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import NAMESPACE, copied, owner_module

@@ -20,6 +20,7 @@ __all__ = [
     "UNSPLIT_KINDS",
     "Contraction",
     "contraction",
+    "factors_of",
     "function_name",
     "operand",
     "other_numbers",
@@ -114,6 +115,18 @@ def operand(node: Node, place: tuple[int, str]) -> Any:
     """The argument of a node at a position, however it was passed."""
     position, keyword = place
     return node.args[position] if position < len(node.args) else node.kwargs.get(keyword)
+
+
+def factors_of(node: Node) -> tuple[Node, Node] | None:
+    """Both factors of a contraction or of a fused op; ``None`` for other nodes."""
+    if facts(node).role == "fused":
+        first, second = node.kwargs["a"], node.kwargs["b"]
+    elif (family := contraction(node)) is not None:
+        first, second = (operand(node, place) for place in family.operands)
+    else:
+        return None
+    assert isinstance(first, Node) and isinstance(second, Node)
+    return first, second
 
 
 def set_operand(node: Node, place: tuple[int, str], value: Node) -> None:

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fractrain_fx.config import FracConfig, Recipe
 from fractrain_fx.config.precision import Precision, PrecisionStages
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 
 __all__ = [
     "FIXED_BATCH",

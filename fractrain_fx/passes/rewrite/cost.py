@@ -13,7 +13,7 @@ from fractrain_fx.config.targets import Reach
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.cost import CostMeter, CostRow, OpCost
 from fractrain_fx.nn.needed_bits import MeasuringGradientQuantizer
-from fractrain_fx.passes.graph.contractions import contraction, operand
+from fractrain_fx.passes.graph.contractions import factors_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, insert_module, read, unique, varying
 from fractrain_fx.passes.graph.facts import Op, blocks_of, choices_of, facts, ops_of
 
@@ -117,10 +117,9 @@ class MeterCost(PassBase):
 
 def op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost:
     """The MACs of an op's three products for one sample, whether it reads a weight, and its fewest bits."""
-    family = contraction(node)
-    second = operand(node, family.operands[1]) if family else node.kwargs.get("b")  # of a fused op
-    record = facts(second) if isinstance(second, Node) else None
-    weight = second not in moving if record is None or record.role is None else record.role == "weight"
+    factors = factors_of(node)
+    role = None if factors is None else facts(factors[1]).role
+    weight = (factors is None or factors[1] not in moving) if role is None else role == "weight"
     recipe = op.precision.recipe_under(config)
     if recipe is None:
         return OpCost(op.training_macs, weight)
@@ -177,12 +176,11 @@ def _bits(node: Node) -> tuple[Node, Node, Node] | None:
     """The nodes that give the bits of a contraction's two factors and of its gradient; ``None`` if it is float."""
     if facts(node).role == "fused":
         return cast("tuple[Node, Node, Node]", node.args[0])
-    family = contraction(node)
+    factors = factors_of(node)
     gradient = next((user for user in node.users if facts(user).role == "gradient"), None)
-    if family is None or gradient is None:
+    if factors is None or gradient is None:
         return None
-    first, second = (operand(node, place) for place in family.operands)
-    return cast("tuple[Node, Node, Node]", tuple(each.args[1] for each in (first, second, gradient)))
+    return cast("tuple[Node, Node, Node]", tuple(each.args[1] for each in (*factors, gradient)))
 
 
 def _accumulate(total: list[float], more: Iterable[float]) -> None:

@@ -30,9 +30,9 @@ from fractrain_fx.config import RECIPES, GateGradient, OperandRecipe, ProductRec
 from fractrain_fx.drawing import draw
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.formats import Operand, get_format
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import unrounded
 from fractrain_fx.formats.microscaling import fake_quantize
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.passes import facts, fused_ops
 from tests import build
 from tests.everything import Everything

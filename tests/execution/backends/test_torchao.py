@@ -16,7 +16,7 @@ from fractrain_fx.execution.backends.torchao import TORCHAO, not_linear
 from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Factor, Plan, Rounds
 from fractrain_fx.execution.torchao_kernels import Kind
 from fractrain_fx.formats import get_format
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import unrounded_gradients
 from tests.swapping import KINDS, place
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Tracer
 
 from fractrain_fx.execution.blocks.dispatched_block import Adding, DispatchedBlock, rows_of, share_of
 from fractrain_fx.formats import get_format
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.gates import Skip
 from fractrain_fx.nn.ranges import RunningRange
 

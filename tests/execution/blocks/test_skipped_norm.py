@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.gates import Skip
 
 SHAPES = {"1d": (6, 4), "sequence": (6, 4, 5), "2d": (6, 4, 5, 3), "3d": (6, 4, 2, 3, 2)}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.execution.codes.layout import Codes, Convolved, Features
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from tests.products import needs_kernels
 
 pytestmark = needs_kernels

@@ -13,8 +13,8 @@ from fractrain_fx.config import Backend, Method
 from fractrain_fx.errors import ExportError
 from fractrain_fx.formats import Format, Operand, get_format
 from fractrain_fx.formats.affine import RangedAffineFormat, fake_quantize
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.kernels.formats import AffineByKernels
-from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import gate_gradient
 
 SEED = torch.tensor(3)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fractrain_fx import Engine, FracConfig, fractrainify, plan, summarize
 from fractrain_fx.capture import record
 from fractrain_fx.capture.inputs.examples import example_inputs
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes import Shapes, facts
 from tests.models import HUGGING_FACE, thinned
 

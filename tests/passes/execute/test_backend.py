@@ -151,6 +151,31 @@ def test_bits_that_have_no_codes_are_a_reason() -> None:
     assert set(model.kernels().values()) == {"operands of 12 and 12 bits have no 8-bit codes"}
 
 
+def test_an_op_in_a_format_without_codes_says_so() -> None:
+    pins = (Pin("layers.0.wide", "8/8", format="fp8"),)
+    model = _made(method="pfq", pins=pins, run=RunConfig(backend="codes-always"))
+    reasons = {"layers.0.wide": "its format has no codes"}
+    assert not_on_int8(model.graph_module, model.frac_config) == reasons
+    assert "3 of 4 quantized ops may multiply on int8" in str(summarize(model))
+    model(torch.randn(4, 64)).sum().backward()
+    assert model.kernels() == {**dict.fromkeys(model.kernels(), "int8"), **reasons}
+    assert model.backends()["layers.0.wide"][:2] == ("plain", {"codes": "its format has no codes"})
+
+
+def test_a_weight_in_front_of_an_activation_is_the_reason() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(16, 8), nn.Linear(8, 4)
+            self.weight = nn.Parameter(torch.randn(6, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((self.weight @ self.stem(x)).relu())
+
+    model = _made(Projected(), torch.randn(3, 6, 16), method="pfq", run=RunConfig(backend="codes-always"))
+    assert set(not_on_int8(model.graph_module, model.frac_config).values()) == {"its first factor is the weight"}
+
+
 def test_without_units_for_codes_all_stays_float_and_is_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

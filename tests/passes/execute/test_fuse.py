@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel, GateConfig, Precision, RunConfig, fractrainify
 from fractrain_fx.config import Backend, GateGradient
-from fractrain_fx.execution.backends import cpu
-from fractrain_fx.formats.affine import format as affine
+from fractrain_fx.formats.affine import format as plain
+from fractrain_fx.kernels import affine as kernels
 from fractrain_fx.passes import facts, unfused
 from tests.build import objective
 from tests.everything import rewritten
@@ -124,12 +124,12 @@ def test_layers_that_read_one_tensor_round_it_once(backend: Backend, monkeypatch
     model = fractrainify(Heads(), config=config, example_inputs=(x,), check=False)
     expected = step(model, x, shown=True)
     rounded: list[int] = []
-    place, name = (cpu, "round_compiled") if backend == "cpu" else (affine, "round_affine")
-    plain = getattr(place, name)
+    place, name = (kernels, "round_compiled") if backend == "cpu" else (plain, "round_affine")
+    original = getattr(place, name)
 
     def counted(x: Tensor, *args: Any, **options: Any) -> Tensor:
         rounded.extend([1] if x.shape == (4, 8) and not options.get("stochastic") else [])
-        return plain(x, *args, **options)
+        return original(x, *args, **options)
 
     monkeypatch.setattr(place, name, counted)
     found = step(model, x, shown=False)

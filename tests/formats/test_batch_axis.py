@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.formats.batch_axis import BatchAxis
 
 BATCH = 3
 
