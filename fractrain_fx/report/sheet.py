@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fractrain_fx.report.frames import Row
+from fractrain_fx.report.spec import Spec
 
 __all__ = ["Column", "Control", "Figure", "Panel", "Sheet", "Variant", "Width", "width_of"]
 
-Spec = dict[str, Any]
 Width = Literal["whole", "half", "third"]
 
 
