@@ -277,8 +277,8 @@ def _parts(record: EpochRecord) -> Iterator[EpochRecord]:
         yield replace(
             record,
             row=part,
-            steps=None if record.steps is None else round(share * record.steps),
-            train_seconds=None if record.train_seconds is None else share * record.train_seconds,
+            steps=round(share * record.steps),
+            train_seconds=share * record.train_seconds,
             bitfusion_joules=None,
             bitfusion_seconds=None,
         )

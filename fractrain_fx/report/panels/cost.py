@@ -69,12 +69,9 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
             f"Stacked bars: what each block of {run.name} cost, by path; what is outside a block has its layer's name."
         )
         figures.append(Figure(f"blocks-{slug}", told, columns, own, width=width_of(len(finished)), plots=plots))
-    old = [
-        run.name for run in finished if any(row["path"] == frames.ALL_PATHS for row in frames.block_rows(run, "end"))
-    ]
-    notes = [f"Grey: the paths of each block were not kept by {', '.join(old)}."] if old else []
+    notes = []
     for run in finished:
-        if run.result is not None and (ops := run.result.hardware["end"].get("unpriced")):
+        if run.result is not None and (ops := run.result.hardware["end"]["unpriced"]):
             notes.append(f"BitFusion has no price for {len(ops)} ops of {run.name}, such as {', '.join(ops[:3])}.")
     return Panel(
         "cost",
@@ -109,7 +106,6 @@ def _blocks_chart(quantity: str, table: str, top: float, rows: int) -> Spec:
 
 
 def _by_path(rows: str, quantity: str, table: str, scale: Any) -> Any:
-    paths = list(frames.PATHS.values())
     axis = alt.Axis(format=number_format(quantity), tickCount=6)
     return (
         alt.Chart(alt.NamedData(name=table))
@@ -121,8 +117,7 @@ def _by_path(rows: str, quantity: str, table: str, scale: Any) -> Any:
                 "path:N",
                 title=None,
                 sort=None,
-                scale=alt.Scale(domain=[*paths, frames.ALL_PATHS], range=list(PATH_COLOURS)),
-                legend=alt.Legend(values=paths),
+                scale=alt.Scale(domain=list(frames.PATHS.values()), range=list(PATH_COLOURS)),
             ),
             order=alt.Order("path_order:Q"),
             tooltip=[

@@ -90,8 +90,6 @@ def _notes(finished: Sequence[Run], rows: Sequence[frames.Row]) -> Iterator[str]
                 f"{each.machine} has no price for {len(each.unpriced)} contractions of {name}, such as "
                 f"{', '.join(each.unpriced[:3])}: {left}."
             )
-    if old := [run.name for run in finished if run.result is not None and not run.result.machines]:
-        yield f"Not priced by the version that trained them: {', '.join(old)}. fractrain train --resume RUN adds it."
 
 
 def _chart(runs: Sequence[str], top: float, rows: int) -> Spec:

@@ -45,10 +45,8 @@ def stages(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapp
     shown = [
         ("cp_total", "Simulated cost by stage", "cp_total, % of full precision"),
         ("bitfusion_step", "BitFusion estimate by stage", "ms a step"),
+        ("measured_step", "Measured time by stage", "ms a step"),
     ]
-    timed = any(row["measured_step"] is not None for row in rows)
-    measured = ("measured_step", "ms a step") if timed else ("epoch_seconds", "s an epoch, evaluation included")
-    shown.append((measured[0], "Measured time by stage", measured[1]))
     names = [run.name for run in runs]
     stage_columns = (
         Column("run", "run"),
@@ -73,8 +71,6 @@ def stages(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapp
     if uncounted:
         counts = ", ".join(f"{count} in {name}" for name, count in uncounted.items())
         notes.append(f"No formula counts some contractions, which are in no share of cost: {counts}.")
-    if not timed:
-        notes.append("The time of steps was not kept by these runs: epochs are shown, with their evaluation.")
     known = [(run.name, run.settings.frac) for run in runs if run.settings is not None]
     lighter = [name for name, frac in known if frac.dispatches or frac.may_use_codes]
     if left_out := [name for name, frac in known if frac.dispatches]:

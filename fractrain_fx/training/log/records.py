@@ -54,8 +54,6 @@ class EpochRecord:
         bitfusion_joules, bitfusion_seconds: cost of this epoch on BitFusion; ``None`` if it prices no op.
         mutual_information, configurations, commonest: how far the gates chose by input on the test samples
             (:class:`fractrain_fx.engine.InputDependence`); ``None`` without gates.
-
-    Fields that older versions did not write are ``None``.
     """
 
     row: EpochRow
@@ -65,8 +63,8 @@ class EpochRecord:
     lr: float
     total_macs: float
     seconds: float
-    steps: int | None = None
-    train_seconds: float | None = None
+    steps: int
+    train_seconds: float
     bitfusion_joules: float | None = None
     bitfusion_seconds: float | None = None
     mutual_information: float | None = None

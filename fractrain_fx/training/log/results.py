@@ -52,7 +52,7 @@ class RunResult:
             block and op (:class:`fractrain_fx.hardware.run_cost.RunCost`).
         uncounted: number of contractions that no formula counts. No cost includes them.
         turning_steps: the optimizer steps before those stages.
-        machines: what the run would take on named machines; empty in results of older versions.
+        machines: what the run would take on named machines.
     """
 
     label: str
@@ -68,9 +68,9 @@ class RunResult:
     turning_points: tuple[int, ...]
     epochs: int
     hardware: dict[str, Any]
-    uncounted: int = 0
-    turning_steps: tuple[int, ...] = ()
-    machines: tuple[MachineRun, ...] = ()
+    uncounted: int
+    turning_steps: tuple[int, ...]
+    machines: tuple[MachineRun, ...]
 
     @classmethod
     def of(cls, label: str, metric: str, ledger: Ledger, progress: Progress, prices: StepPrices) -> RunResult:
@@ -126,8 +126,8 @@ class RunResult:
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            turns = {name: tuple(values.get(name, ())) for name in ("turning_points", "turning_steps")}
-            machines = tuple(map(MachineRun.from_dict, values.get("machines", ())))
+            turns = {name: tuple(values[name]) for name in ("turning_points", "turning_steps")}
+            machines = tuple(map(MachineRun.from_dict, values["machines"]))
             return cls(**values | turns | {"machines": machines})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
