@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fractrain_fx.config.kinds import check_kinds
+from fractrain_fx.durable import writing
 from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.ledger import EpochRow
 from fractrain_fx.errors import RunError
@@ -125,8 +126,12 @@ class Start:
 
 
 def keep_start(out: Path, start: Start) -> None:
-    """Append to the run's ``starts.jsonl``."""
-    with (out / STARTS).open("a", encoding="utf-8") as file:
+    """Append to the run's ``starts.jsonl``.
+
+    Raises:
+        RunError: the disk is full, or the folder cannot be written to.
+    """
+    with writing(out / STARTS), (out / STARTS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(start)) + "\n")
 
 

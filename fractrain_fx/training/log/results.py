@@ -14,7 +14,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
-from fractrain_fx.durable import write_text
+from fractrain_fx.durable import write_text, writing
 from fractrain_fx.engine.ledger import Ledger, beside_shares
 from fractrain_fx.errors import RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
@@ -135,8 +135,13 @@ class RunResult:
             ) from error
 
     def to_json(self, path: Path) -> None:
-        """Write as JSON."""
-        write_text(path, json.dumps(self.to_dict(), indent=2))
+        """Write as JSON.
+
+        Raises:
+            RunError: the disk is full, or the folder cannot be written to.
+        """
+        with writing(path):
+            write_text(path, json.dumps(self.to_dict(), indent=2))
 
 
 @dataclass(frozen=True)
