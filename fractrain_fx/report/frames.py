@@ -26,6 +26,7 @@ __all__ = [
     "sample_rows",
     "segment_rows",
     "stage_rows",
+    "sum_known",
 ]
 
 Row = dict[str, Any]
@@ -99,9 +100,9 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
             epochs = {record.row.epoch for record in records}
             samples = sum(record.row.samples for record in records)
             steps = sum(record.steps for record in records)
-            bitfusion = _sum(record.bitfusion_seconds for record in records)
+            bitfusion = sum_known(record.bitfusion_seconds for record in records)
             measured = sum(record.train_seconds for record in records)
-            joules = _sum(record.bitfusion_joules for record in records)
+            joules = sum_known(record.bitfusion_joules for record in records)
             if bitfusion is None and (price := priced.get(names[name])):  # an epoch had several stages
                 bitfusion, joules = price["seconds"] or None, price["joules"] or None
             rows.append(
@@ -237,7 +238,8 @@ def _plus(total: float | None, more: float | None) -> float | None:
     return None if total is None or more is None else total + more
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """The sum; ``None`` if a value is not known."""
     total: float | None = 0.0
     for value in values:
         total = _plus(total, value)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.ledger import EpochRow, turning_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import RunError
@@ -31,13 +30,11 @@ class Stage:
     Attributes:
         name: number (from 1) and level, as in ``result.json``.
         target: target cp in per cent, if gates are steered.
-        precision: the precision of all scheduled ops, if the method is scheduled.
         records: the epochs.
     """
 
     name: str
     target: float | None
-    precision: Precision | None
     records: tuple[EpochRecord, ...]
 
     @property
@@ -290,5 +287,4 @@ def _stage(records: Iterable[EpochRecord]) -> Stage:
     records = tuple(records)
     row = records[0].row
     target = _TARGET.fullmatch(row.level)
-    precision = Precision.parse(row.level) if row.level.startswith("FW-") else None
-    return Stage(f"{row.stage + 1}: {row.level}", None if target is None else float(target[1]), precision, records)
+    return Stage(f"{row.stage + 1}: {row.level}", None if target is None else float(target[1]), records)

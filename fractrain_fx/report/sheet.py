@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -102,11 +102,6 @@ class Sheet:
 
     panels: tuple[Panel, ...]
     tables: Mapping[str, list[Row]]
-
-    def figures(self) -> Iterator[Figure]:
-        """Every figure of every panel."""
-        for panel in self.panels:
-            yield from panel.figures
 
 
 def width_of(figures: int) -> Width:
