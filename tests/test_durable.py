@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 
 from fractrain_fx.durable import require_folder, writing
 from fractrain_fx.errors import RunError
+from fractrain_fx.training import RunResult
 from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from fractrain_fx.training.log.extremes import write_samples
+from fractrain_fx.training.log.records import Start, keep_start
 
 
 def test_a_folder_that_is_there_or_can_be_made_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +46,28 @@ def test_what_the_disk_says_is_in_the_message(tmp_path: Path) -> None:
         writing(tmp_path / "x"),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def write_result(folder: Path) -> None:
+    costs: dict[str, Any] = {"mean_cp": 1.0, "mean_cp_total": 1.0, "total_macs": 1.0, "best_macs": 1.0}
+    turns: dict[str, Any] = {"turning_points": (), "turning_steps": (), "uncounted": 0, "machines": ()}
+    result = RunResult("a", "accuracy", 0.0, 0.0, 0, seconds=1.0, epochs=1, hardware={}, **costs, **turns)
+    result.to_json(folder / "result.json")
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "result.json": write_result,
+    "samples.json": lambda folder: write_samples([], folder),
+    "starts.jsonl": lambda folder: keep_start(folder, Start.now([], epoch=0, device="cpu", processes=1)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_file_of_a_run_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path)
+    assert (tmp_path / name).is_file()
+    with pytest.raises(RunError, match=rf"{name} could not be written \(No such file or directory\): make room"):
+        WRITERS[name](tmp_path / "gone")
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RuntimeError("unexpected pos 1 vs 2")])

@@ -11,7 +11,7 @@ from fractrain_fx.errors import ExportError
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.formats.microscaling import block_format
 
-__all__ = ["BlockScales", "block_of", "require_block"]
+__all__ = ["BlockScales", "block_of", "require_held"]
 
 _GROUPS = {"mx": 32, "nvfp4": 16}
 
@@ -30,13 +30,19 @@ class BlockScales(NamedTuple):
     of_tensor: Tensor
 
 
-def require_block(op: FrozenOp, factor: FrozenFactor, target: str, way_out: str) -> None:
-    """Check that a factor of a block format is rounded as other libraries round it.
+def require_held(op: FrozenOp, factor: FrozenFactor, target: str, way_out: str) -> None:
+    """Check that other libraries hold the values of a factor: integers of a byte, or blocks that are rounded alike.
 
     Raises:
-        ExportError: it is not.
+        ExportError: they do not.
     """
     fmt, name = block_format(factor.fmt), factor.fmt.name
+    if name == "affine":
+        if factor.bits > 8:
+            raise ExportError(
+                f"{op.name} has {factor.bits} bits, and {target} has integers of 2 to 8: pin it to 8 bits, or {way_out}"
+            )
+        return
     if fmt is None or name == "int":
         raise ExportError(
             f"{op.name} is rounded in format {name!r}, in square blocks or rows of integers, which {target} does not "

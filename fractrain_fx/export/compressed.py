@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture import call_of
 from fractrain_fx.errors import ExportError
-from fractrain_fx.export.blocks import block_of, require_block
+from fractrain_fx.export.blocks import block_of, require_held
 from fractrain_fx.export.deploy import is_hugging_face
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.export.layers import (
-    Attention,
     attention_names,
     attentions,
     linear_layers,
+    require_all_blocks,
     require_linear,
+    rounded_linear_layers,
     with_rounded_layers,
 )
-from fractrain_fx.export.result import Exported, sizes_of
 from fractrain_fx.export.write import Request
 from fractrain_fx.formats.affine.scale import scales
 
@@ -65,15 +65,14 @@ def check(request: Request) -> None:
             f"format='compressed-tensors' is for models of transformers, and this is a "
             f"{type(request.original).__name__}: export format='onnx', or format='torchao' for linear layers"
         )
-    if request.skipped:
-        raise ExportError(
-            f"every sample skips block {min(request.skipped)!r}, and a model of transformers runs all blocks: give the "
-            "number of another option in choices={...}, stage='8/8', or export format='onnx'"
-        )
-    for op in _split(request)[0].values():
+    require_all_blocks(request.skipped, "a model of transformers runs all blocks")
+    linear, attention = linear_layers(request.original, request.ops), attentions(request.ops)
+    named = {*(op.name for op in linear.values()), *attention_names(attention)}
+    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {_WAY_OUT}")
+    for op in rounded_linear_layers(request.original, request.ops).values():
         for factor in op.factors:
             if factor.is_rounded:
-                _require(op, factor)
+                require_held(op, factor, "compressed-tensors", _WAY_OUT.format(name=op.name))
         if _kind(op) == "nvfp4" and not request.batches:
             raise ExportError(
                 f"{op.name} is rounded in format 'nvfp4', whose activations compressed-tensors gives a fixed tensor "
@@ -81,15 +80,14 @@ def check(request: Request) -> None:
             )
 
 
-def write(folder: Path, request: Request) -> Exported:
-    """Write the folder that ``from_pretrained`` of transformers loads."""
+def write(folder: Path, request: Request) -> Sequence[str]:
+    """Write the folder that ``from_pretrained`` of transformers loads; returns notes."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization.lifecycle.initialize import initialize_module_for_quantization
     from compressed_tensors.quantization.quant_config import QuantizationStatus
 
-    found, attention = _split(request)
-    copied, _ = with_rounded_layers(request.original, {}, {})
-    model: Any = copied
+    found = rounded_linear_layers(request.original, request.ops)
+    model: Any = with_rounded_layers(request.original, {}, {})
     if {_kind(op) for op in found.values()} & _HALF:
         model.to(torch.bfloat16)
     input_scales = _input_scales(request, found)
@@ -111,28 +109,7 @@ def write(folder: Path, request: Request) -> Exported:
         compressor.compress_model(model)
         model.save_pretrained(folder)
         compressor.update_config(str(folder))
-    notes = tuple(_notes(found, request, attention_names(attention)))
-    return Exported(folder, "compressed-tensors", sizes_of(folder), notes)
-
-
-def _split(request: Request) -> tuple[dict[str, FrozenOp], Attention]:
-    """The linear layers to write, by path, and the attentions, which stay float."""
-    linear, attention = linear_layers(request.original, request.ops), attentions(request.ops)
-    named = {*(op.name for op in linear.values()), *attention_names(attention)}
-    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {_WAY_OUT}")
-    return {path: op for path, op in linear.items() if op.weight and op.weight.is_rounded}, attention
-
-
-def _require(op: FrozenOp, factor: FrozenFactor) -> None:
-    name = factor.fmt.name
-    if name == "affine":
-        if factor.bits > 8:
-            raise ExportError(
-                f"{op.name} has {factor.bits} bits, and compressed-tensors has integers of 2 to 8: "
-                f"pin it to 8 bits, or {_WAY_OUT.format(name=op.name)}"
-            )
-        return
-    require_block(op, factor, "compressed-tensors", _WAY_OUT.format(name=op.name))
+    return tuple(_notes(found, request, attention_names(attentions(request.ops))))
 
 
 def _kind(op: FrozenOp) -> str:
@@ -232,7 +209,7 @@ def _input_scales(request: Request, found: dict[str, FrozenOp]) -> dict[str, Ten
     watched = {path: op for path, op in found.items() if _kind(op) == "nvfp4" and op.activation}
     if not watched or not request.batches:
         return {}
-    model, _ = with_rounded_layers(request.original, found, attentions(request.ops))
+    model = with_rounded_layers(request.original, found, attentions(request.ops))
     largest: dict[str, Tensor] = {}
 
     def watch(path: str) -> Callable[..., None]:

@@ -34,7 +34,7 @@ def deploy(original: nn.Module, recording: Recording, ops: Sequence[FrozenOp], s
         made: Any = DeployedGraph(frozen_graph(original, recording.eval, ops, skipped=skipped), recording).eval()
         left = ()
     else:
-        made, _ = with_rounded_layers(original, found, attention)
+        made = with_rounded_layers(original, found, attention)
     made.float_products = left
     return made  # type: ignore[no-any-return]
 

@@ -25,7 +25,9 @@ __all__ = [
     "attentions",
     "layers",
     "linear_layers",
+    "require_all_blocks",
     "require_linear",
+    "rounded_linear_layers",
     "with_rounded_layers",
 ]
 
@@ -100,6 +102,29 @@ def linear_layers(original: nn.Module, ops: Sequence[FrozenOp]) -> dict[str, Fro
     return {path: op for path, op in found if isinstance(original.get_submodule(path), nn.Linear)}
 
 
+def rounded_linear_layers(original: nn.Module, ops: Sequence[FrozenOp]) -> dict[str, FrozenOp]:
+    """Of :func:`linear_layers`, those with a rounded weight."""
+    found = linear_layers(original, ops).items()
+    return {path: op for path, op in found if op.weight is not None and op.weight.is_rounded}
+
+
+def require_all_blocks(skipped: Collection[str], why: str) -> None:
+    """Check that no block is skipped by every sample, because a library has only the original's code.
+
+    Args:
+        skipped: the blocks that are.
+        why: the reason that the library cannot leave them out.
+
+    Raises:
+        ExportError: there is one.
+    """
+    if skipped:
+        raise ExportError(
+            f"every sample skips block {min(skipped)!r}, and {why}: give the number of another option in "
+            "choices={...}, stage='8/8', or export format='onnx'"
+        )
+
+
 def require_linear(original: nn.Module, ops: Sequence[FrozenOp], named: Collection[str], lacks: str) -> None:
     """Check that a library which multiplies linear layers only can hold every rounded product.
 
@@ -128,14 +153,8 @@ def _behind(node: Node) -> list[Node]:
 
 
 @torch.no_grad()
-def with_rounded_layers(
-    original: nn.Module, found: Mapping[str, FrozenOp], attention: Attention
-) -> tuple[nn.Module, set[str]]:
-    """A copy of a model that computes as evaluation does in the given layers and attentions.
-
-    Returns:
-        The copy, and the names of the ops that it rounds.
-    """
+def with_rounded_layers(original: nn.Module, found: Mapping[str, FrozenOp], attention: Attention) -> nn.Module:
+    """A copy of a model that computes as evaluation does in the given layers and attentions."""
     copied = copy.deepcopy(original).eval().requires_grad_(False)
     parameters = _unshared(copied, [op.weight for op in found.values()])
     for path, op in found.items():
@@ -153,8 +172,7 @@ def with_rounded_layers(
         hooks = _RoundAttention()
         module.register_forward_pre_hook(hooks.enter)
         module.register_forward_hook(hooks.leave, always_call=True)
-    done = {*(op.name for op in found.values()), *attention_names(attention)}
-    return copied, done
+    return copied
 
 
 def _unshared(model: nn.Module, weights: Sequence[FrozenFactor | None]) -> dict[str, nn.Parameter]:

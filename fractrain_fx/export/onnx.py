@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from fractrain_fx.export.factors import FrozenFactor
 from fractrain_fx.export.folding import fold_batch_norms
 from fractrain_fx.export.graph import frozen_graph
 from fractrain_fx.export.onnx_weights import BITS, adapt_weights
-from fractrain_fx.export.result import Exported, sizes_of
 from fractrain_fx.export.rounding import CodedWeight, Levels
 from fractrain_fx.export.write import Request
 
@@ -65,8 +64,8 @@ def check(request: Request) -> None:
         )
 
 
-def write(folder: Path, request: Request) -> Exported:
-    """Write ``model.onnx`` and check it with ``onnx.checker``.
+def write(folder: Path, request: Request) -> Sequence[str]:
+    """Write ``model.onnx`` and check it with ``onnx.checker``; returns notes.
 
     Raises:
         ExportError: torch's exporter cannot write an operation of the model.
@@ -100,12 +99,11 @@ def write(folder: Path, request: Request) -> Exported:
     target = folder / MODEL
     program.save(str(target), external_data=False)
     onnx.checker.check_model(str(target), full_check=True)
-    fixed = [
+    return [
         f"input {each.name} has a fixed batch of {each.shape[0]}"
         for each in program.model.graph.inputs
         if request.options.get("dynamic", True) and isinstance(each.shape[0], int)
     ]
-    return Exported(folder, "onnx", sizes_of(folder), tuple(fixed))
 
 
 class _QuantizedActivation(nn.Module):

@@ -78,17 +78,13 @@ class Levels:
 
     Attributes:
         scale: distance between levels.
-        zero_point: a code from 0 to ``highest``.
+        zero_point: a code, from 0.
         offset: the value of the level ``zero_point``; ``None`` if that is 0.
-        highest: the highest code.
-        real: the real number in whose place ``zero_point`` stands: ``-lo / scale``.
     """
 
     scale: Float[Tensor, ""]
     zero_point: int
     offset: Float[Tensor, ""] | None
-    highest: int
-    real: Float[Tensor, ""]
 
     @classmethod
     def of(cls, within: ValueRange, bits: int) -> Levels:
@@ -97,7 +93,7 @@ class Levels:
         real = -within.lo / scale
         zero = real.round().clamp(0, 2**bits - 1)
         away = zero - real
-        return cls(scale, int(zero), scale * away if float(away.abs()) > _NEAR else None, 2**bits - 1, real)
+        return cls(scale, int(zero), scale * away if float(away.abs()) > _NEAR else None)
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fractrain_fx.errors import ExportError
-from fractrain_fx.export.blocks import block_of, require_block
+from fractrain_fx.export.blocks import block_of, require_held
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
-from fractrain_fx.export.layers import attention_names, attentions, linear_layers, require_linear
-from fractrain_fx.export.result import Exported, sizes_of
+from fractrain_fx.export.layers import (
+    attention_names,
+    attentions,
+    require_all_blocks,
+    require_linear,
+    rounded_linear_layers,
+)
 from fractrain_fx.export.rounding import CodedWeight, Levels
 from fractrain_fx.export.write import Request
 from fractrain_fx.passes import facts
@@ -40,33 +45,24 @@ def check(request: Request) -> None:
     Raises:
         ExportError: it has not.
     """
-    if request.skipped:
-        raise ExportError(
-            f"every sample skips block {min(request.skipped)!r}, and a state has no place for that: give the number of "
-            "another option in choices={...}, stage='8/8', or export format='onnx'"
-        )
-    found = _layers(request)
+    require_all_blocks(request.skipped, "a state has no place for that")
+    found = rounded_linear_layers(request.original, request.ops)
     named = {*(op.name for op in found.values()), *attention_names(attentions(request.ops))}
     require_linear(request.original, request.ops, named, f"torchao's tensor classes multiply no others: {_WAY_OUT}")
     for op in found.values():
         weight, given = op.weight, op.activation
         assert weight is not None and given is not None
-        if weight.fmt.name != "affine":
-            for each in (weight, given):
-                if not each.is_rounded:
-                    raise ExportError(f"{op.name} rounds one factor only: {_WAY_OUT.format(name=op.name)}")
-                require_block(op, each, "torchao", _WAY_OUT.format(name=op.name))
-        elif weight.bits > 8:
-            raise ExportError(
-                f"{op.name} has {weight.bits} bits, and torchao has integers of 2 to 8: pin it to 8 bits, or "
-                f"{_WAY_OUT.format(name=op.name)}"
-            )
+        # Activations beside a weight of format 'affine' may stay as they are, with a note.
+        for each in (weight,) if weight.fmt.name == "affine" else (weight, given):
+            if not each.is_rounded:
+                raise ExportError(f"{op.name} rounds one factor only: {_WAY_OUT.format(name=op.name)}")
+            require_held(op, each, "torchao", _WAY_OUT.format(name=op.name))
 
 
 @torch.no_grad()
-def write(folder: Path, request: Request) -> Exported:
-    """Write ``model.pt``: the state of the original, with torchao's tensors for weights."""
-    found = _layers(request)
+def write(folder: Path, request: Request) -> Sequence[str]:
+    """Write ``model.pt``: the state of the original, with torchao's tensors for weights; returns notes."""
+    found = rounded_linear_layers(request.original, request.ops)
     state = {name: x.detach().clone() for name, x in request.original.state_dict().items()}
     for path, op in found.items():
         assert op.weight is not None and op.activation is not None
@@ -74,7 +70,7 @@ def write(folder: Path, request: Request) -> Exported:
     _multiply(request, found, state)
     # Not safetensors: torchao's reader of these files takes no parameter of the model itself, such as `cls_token`.
     torch.save(state, folder / STATE)
-    return Exported(folder, "torchao", sizes_of(folder), tuple(_notes(request, found, state)))
+    return tuple(_notes(request, found, state))
 
 
 def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any]) -> None:
@@ -100,12 +96,6 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
             f"({type(error).__name__}: {error}), which takes no input with gaps in memory, for example: "
             f"{_WAY_OUT.format(name=latest[0])}"
         ) from error
-
-
-def _layers(request: Request) -> dict[str, FrozenOp]:
-    """The linear layers with a rounded weight, by path."""
-    linear = linear_layers(request.original, request.ops)
-    return {path: op for path, op in linear.items() if op.weight and op.weight.is_rounded}
 
 
 def _affine(weight: FrozenFactor, given: FrozenFactor) -> Any:

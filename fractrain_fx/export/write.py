@@ -14,7 +14,7 @@ from torch import nn
 from fractrain_fx.capture import Recording
 from fractrain_fx.errors import ExportError, near, require_packages
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
-from fractrain_fx.export.result import Exported
+from fractrain_fx.export.result import Exported, sizes_of
 from fractrain_fx.export.rounding import LevelsName
 
 __all__ = ["FORMATS", "Request", "check", "require_known_format", "write"]
@@ -99,8 +99,8 @@ def check(format: str, request: Request) -> None:
 def write(folder: Path, format: str, request: Request) -> Exported:
     """Write the files of a format into a folder, which is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    found: Exported = _writer(format).write(folder, request)
-    return found
+    notes = tuple(_writer(format).write(folder, request))
+    return Exported(folder, format, sizes_of(folder), notes)
 
 
 def _writer(format: str) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fractrain_fx.config.precision import FULL, Precision
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion import ConvolutionRun, TrainingRun, training_step
 from fractrain_fx.hardware.machine import (
@@ -21,7 +21,7 @@ from fractrain_fx.hardware.machine import (
 )
 from fractrain_fx.passes import Product
 
-__all__ = ["BitFusion", "step_of"]
+__all__ = ["BitFusion"]
 
 _WIDTHS = frozenset({0, 2, 4, 8})  # the array holds 3 bits in 4, and 5 to 7 in 8
 
@@ -41,7 +41,7 @@ class BitFusion:
         return sum_step(_price, ops, choices, batch)
 
 
-def step_of(product: Product, choice: Choice, batch: int) -> tuple[TrainingRun, int] | None:
+def _step_of(product: Product, choice: Choice, batch: int) -> tuple[TrainingRun, int] | None:
     """A training step of a product, and how often it runs for the batch; ``None`` if no tile of it fits the SRAMs."""
     # Samples that share the weight are rows of one convolution. Otherwise each has its own convolution.
     together, alone = (batch, 1) if product.shared else (1, batch)
@@ -65,9 +65,9 @@ def step_of(product: Product, choice: Choice, batch: int) -> tuple[TrainingRun, 
 
 
 def _price(op: Work, choice: Choice, batch: int) -> Mapping[str, Price] | None:
-    if choice.format not in CODE_FORMATS and choice.precision != FULL:
+    if isinstance(op, Traffic) or op.product is None or not choice.has_codes:
         return None
-    if isinstance(op, Traffic) or op.product is None or (found := step_of(op.product, choice, batch)) is None:
+    if (found := _step_of(op.product, choice, batch)) is None:
         return None
     step, times = found
     runs = zip(PATHS, (step.fw, step.eb, step.gc), op.training_macs, strict=True)

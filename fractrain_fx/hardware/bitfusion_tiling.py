@@ -16,9 +16,9 @@ __all__ = [
     "INPUT_UNITS",
     "OUTPUT_BITS",
     "OUTPUT_UNITS",
+    "DramTraffic",
     "Layer",
     "Tilings",
-    "Traffic",
     "ceil_div",
     "dram_traffic",
     "tilings",
@@ -76,7 +76,7 @@ class Tilings:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class DramTraffic:
     """Bits between DRAM and SRAM, ``[orders, tilings]``: the total of each tensor, and those of one fill."""
 
     total: dict[str, Ints]
@@ -114,10 +114,10 @@ def tilings(layer: Layer) -> Tilings:
     return Tilings(fitting(size), fitting(number), fitting(bits), count[fits], compute[fits])
 
 
-def dram_traffic(tiles: Tilings) -> Traffic:
+def dram_traffic(tiles: Tilings) -> DramTraffic:
     """The traffic of each loop order. A tensor stays in its SRAM for as many inner loops as it fits."""
     moved = {tensor: _moved(tiles, tensor) for tensor in _LOOPS_OF}
-    return Traffic(
+    return DramTraffic(
         total={tensor: total for tensor, (total, _) in moved.items()},
         fill={tensor: fill for tensor, (_, fill) in moved.items()},
     )

@@ -15,8 +15,10 @@ from fractrain_fx.hardware.zc706 import ZC706
 
 __all__ = ["MACHINES", "find_machine", "machine_rows"]
 
+_BOARDS = {board.name: board for board in ACCELERATORS}
+
 MACHINES: dict[str, str] = {
-    **{each.name: each.title for each in ACCELERATORS},
+    **{name: board.title for name, board in _BOARDS.items()},
     "cpu": "this processor, measured when it is asked for",
     "bitfusion": "BitFusion, the accelerator that the paper simulates",
     "zc706": "Xilinx ZC706, the FPGA board of the paper's edge experiment",
@@ -36,10 +38,9 @@ def find_machine(name: str | Machine) -> Machine:
                 f"machine={name!r} is not a machine: write a name such as 'h200', or an object with step()"
             )
         return name
+    if name in _BOARDS:
+        return _BOARDS[name]
     made: dict[str, Callable[[], Machine]] = {"cpu": this_cpu, "bitfusion": BitFusion, "zc706": ZC706}
-    board = next((each for each in ACCELERATORS if each.name == name), None)
-    if board is not None:
-        return board
     if name not in made:
         raise ConfigError(
             f"machine={name!r} is not known.{near(name, MACHINES, 1)} 'fractrain machines' lists {', '.join(MACHINES)}"
@@ -49,12 +50,10 @@ def find_machine(name: str | Machine) -> Machine:
 
 def machine_rows() -> list[dict[str, Any]]:
     """Every machine as plain values; peaks in operations a second, bandwidth in bytes a second."""
-    rows = []
-    for name, title in MACHINES.items():
-        row: dict[str, Any] = {"name": name, "title": title}
-        board = next((each for each in ACCELERATORS if each.name == name), None)
-        rows.append(row if board is None else row | _figures(board))
-    return rows
+    return [
+        {"name": name, "title": title} | (_figures(_BOARDS[name]) if name in _BOARDS else {})
+        for name, title in MACHINES.items()
+    ]
 
 
 def _figures(board: Roofline) -> dict[str, Any]:

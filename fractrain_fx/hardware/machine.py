@@ -70,6 +70,11 @@ class Choice:
         """The number format of a product's operands."""
         return self.format if self.formats is None else self.formats[PATHS.index(path)]
 
+    @property
+    def has_codes(self) -> bool:
+        """Whether the operands of all three products are integer codes; floats count as codes of 32 bits."""
+        return self.precision == FULL or all(self.format_of(path) in CODE_FORMATS for path in PATHS)
+
     def bits(self, path: Path) -> tuple[int, int]:
         """The bits of a product's two operands: activation and weight, gradient and weight, gradient and activation."""
         operands = self.precision.operands(self.weight_bits, self.least, by_product=self.by_product)

@@ -1,6 +1,6 @@
 """The cost of a run on BitFusion, and in bit operations, from the options that were chosen in each epoch.
 
-Three quantities are summed: *MACs* (the paper's bit operations, in units of a 32 x 32 bit product), *cycles* and
+Three quantities are summed: *MACs* (the paper's bit operations, in units of a 32 x 32 bit product), *time* and
 *energy*. BitFusion has no floating point: float ops are priced as 32-bit integers, with 16 passes of the array for each
 product, which agrees with the MACs. Compare ``RunCost.steered``, the ops that the method steers, with the paper, which
 counts every layer at the stated bits.
@@ -9,35 +9,34 @@ counts every layer at the stated bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fractrain_fx.config import BLOCK_FORMATS
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.hardware.bitfusion import FREQUENCY
-from fractrain_fx.hardware.bitfusion_machine import step_of
-from fractrain_fx.hardware.chosen import STEERED, by_stage, taken
-from fractrain_fx.hardware.machine import PATHS, Choice, Machine, Price
+from fractrain_fx.hardware.bitfusion_machine import BitFusion
+from fractrain_fx.hardware.chosen import STEERED, by_stage, choice_of, taken
+from fractrain_fx.hardware.machine import CODE_FORMATS, PATHS, Machine
+from fractrain_fx.hardware.zc706 import ZC706
 from fractrain_fx.nn.cost import OpCost
-from fractrain_fx.passes import Op, Product, costed
+from fractrain_fx.passes import Op, costed
 
 if TYPE_CHECKING:
     from fractrain_fx.engine.rows import EpochRow
     from fractrain_fx.model import FracModel
 
-__all__ = ["Amount", "Entry", "Key", "MachinePrices", "RunCost", "StepPrices", "run_cost"]
+__all__ = ["Amount", "Entry", "Key", "RunCost", "StepPrices", "run_cost"]
 
 Key = Literal["stage", "block", "op", "path"]
-Sums = NDArray[np.float64]  # [FW, EB, GC] x [MACs, cycles, nJ]
+Sums = NDArray[np.float64]  # [FW, EB, GC] x [MACs, seconds, joules]
 
 
 class Amount(NamedTuple):
-    """MACs at 32 bits, seconds at 500 MHz and joules (dynamic)."""
+    """MACs at 32 bits, seconds and joules: on BitFusion at 500 MHz, and dynamic."""
 
     macs: float
     seconds: float
@@ -64,8 +63,8 @@ class RunCost:
     Attributes:
         entries: one for each op and stage.
         samples: training samples.
-        unpriced: ops without a price on BitFusion (such as recurrent layers): their MACs are counted if there is a
-            formula, their cycles and energy are not.
+        unpriced: ops without a price on the machine (such as recurrent layers): their MACs are counted if there is a
+            formula, their time and energy are not.
     """
 
     entries: tuple[Entry, ...]
@@ -121,24 +120,22 @@ class StepPrices:
         model: a rewritten model.
         batch: samples of a training step, which share the weights. If samples take several options, each option is
             priced at the size of the whole batch.
+        machine: BitFusion by default. If it has no figure for energy, joules are NaN.
 
     Attributes:
         ops: every counted op with the cost of its three products.
-        unpriced: names of ops without a price, among those that were priced so far: all ops of formats ``mx``,
-            ``nvfp4``, ``fp8`` and ``int``, as BitFusion has no scales inside a sum.
+        unpriced: names of ops without a price, among those that were priced so far: on BitFusion all ops of formats
+            ``mx``, ``nvfp4``, ``fp8`` and ``int``, as it has no scales inside a sum.
     """
 
-    def __init__(self, model: FracModel, batch: int) -> None:
+    def __init__(self, model: FracModel, batch: int, machine: Machine | None = None) -> None:
         if batch < 1:
             raise ConfigError(f"batch={batch} must be at least 1 sample")
         self.model = model
         self.batch = batch
+        self.machine: Machine = machine or BitFusion()
         self.ops: list[tuple[Op, OpCost]] = costed(model.graph_module, model.frac_config)
-        self.unpriced = {
-            op.name
-            for op in model.ops
-            if op.macs is None or (op.macs and (op.product is None or not self._knows_format(op)))
-        }
+        self.unpriced = {op.name for op in model.ops if op.macs is None or (op.macs and self._lacks(op))}
         self._sums: dict[tuple[str, Precision, int], Sums] = {}
 
     def of(self, op: Op, cost: OpCost, precision: Precision, weight_bits: int | None = None) -> Sums:
@@ -154,56 +151,26 @@ class StepPrices:
         if precision.skips:
             return sums
         sums[:, 0] = cost.spent(precision, weight_bits)
-        product = op.product
-        if product is None or not self._knows_format(op):
+        if not op.macs or self._lacks(op):
             return sums
-        name = op.precision.format or self.model.frac_config.format
-        choice = Choice(precision, weight_bits, name, least=cost.least, by_product=cost.by_product)
-        priced = self._amounts(op, product, choice)
-        if priced is None:
-            self.unpriced.add(op.name)
-            return sums
-        for path, amounts in enumerate(priced):
-            if amounts is not None and cost.macs[path]:
-                sums[path, 1:] = np.array(amounts) / self.batch
-        return sums
-
-    def _knows_format(self, op: Op) -> bool:
-        """Whether there may be a price for the op's number format: BitFusion multiplies integers without scales."""
-        return (op.precision.format or self.model.frac_config.format) not in BLOCK_FORMATS
-
-    def _amounts(self, op: Op, product: Product, choice: Choice) -> Sequence[tuple[float, float] | None] | None:
-        """Cycles and nJ of FW, EB and GC of the whole batch; ``None`` where the machine has no price."""
-        found = step_of(product, choice, self.batch)
-        if found is None:
-            return None
-        step, times = found
-        runs = (step.fw, step.eb, step.gc)
-        return [None if run is None else (run.cycles * times, run.energy_nj * times) for run in runs]
-
-
-class MachinePrices(StepPrices):
-    """Prices on any machine, in cycles at BitFusion's clock; NaN nJ if the machine has no figure for energy.
-
-    Args:
-        model: a rewritten model.
-        batch: samples of a training step.
-        machine: the machine.
-    """
-
-    def __init__(self, model: FracModel, batch: int, machine: Machine) -> None:
-        super().__init__(model, batch)
-        self.machine = machine
-
-    def _knows_format(self, op: Op) -> bool:
-        return True  # the machine itself leaves out what it has no price for
-
-    def _amounts(self, op: Op, product: Product, choice: Choice) -> Sequence[tuple[float, float] | None] | None:
+        choice = choice_of(op, self.model.frac_config, precision, weight_bits)
         step = self.machine.step([op], {op.name: (choice,)}, batch=self.batch).ops.get(op.name)
         if step is None:
-            return None
-        parts = [step.parts.get(path) for path in PATHS]
-        return [None if part is None else (part.seconds * FREQUENCY, _nanojoules(part)) for part in parts]
+            self.unpriced.add(op.name)
+            return sums
+        for row, path in enumerate(PATHS):
+            if (part := step.parts.get(path)) is not None:
+                joules = math.nan if part.joules is None else part.joules
+                sums[row, 1:] = part.seconds / self.batch, joules / self.batch
+        return sums
+
+    def _lacks(self, op: Op) -> bool:
+        """Whether the machine multiplies integer codes alone, which an op of this number format does not have.
+
+        Such an op has no price in float either, so that a run in this format does not get the price of a few layers.
+        """
+        format = op.precision.format or self.model.frac_config.format
+        return isinstance(self.machine, BitFusion | ZC706) and (op.product is None or format not in CODE_FORMATS)
 
 
 def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:
@@ -224,17 +191,12 @@ def _spent(prices: StepPrices, op: Op, cost: OpCost, row: EpochRow) -> Sums:
     return _sum(share * prices.of(op, cost, precision, bits) for share, precision, bits in chosen)
 
 
-def _nanojoules(part: Price) -> float:
-    return math.nan if part.joules is None else part.joules * 1e9
-
-
 def _sum(parts: Iterable[Sums]) -> Sums:
     return sum(parts, start=np.zeros((len(PATHS), 3)))
 
 
 def _amount(sums: Sums) -> Amount:
-    macs, cycles, nanojoules = sums.sum(axis=0).tolist()
-    return Amount(macs, cycles / FREQUENCY, nanojoules / 1e9)
+    return Amount(*sums.sum(axis=0).tolist())
 
 
 def _by_path(sums: Sums) -> dict[str, Amount]:

@@ -41,7 +41,10 @@ DRAM = 12.8e9  # bytes a second
 
 
 class ZC706:
-    """Time of training steps on the board; the paper prints savings of energy, but no power to compute joules from."""
+    """Time of training steps on the board; the paper prints savings of energy, but no power to compute joules from.
+
+    Ops rounded to formats without integer codes have no price.
+    """
 
     name = "zc706"
 
@@ -53,7 +56,7 @@ class ZC706:
 
 
 def _price(op: Work, choice: Choice, batch: int) -> Mapping[str, Price] | None:
-    if isinstance(op, Traffic) or op.product is None:
+    if isinstance(op, Traffic) or op.product is None or not choice.has_codes:
         return None
     values = Values.of(op.product, batch)
     parts = zip(PATHS, op.training_macs, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median_high
 
 from fractrain_fx.numerics.findings import Finding, find
 from fractrain_fx.numerics.records import OperandRecord, WatchedStep
@@ -31,7 +32,8 @@ def blame(steps: Sequence[WatchedStep], where: str | None = None) -> str | None:
     own = [record for record in last.operands if not record.as_if and record.statistics.largest > 0]
     if not own:
         return None
-    usual = {letter: _median([r.statistics.largest for r in own if r.operand == letter]) for letter in "xwgy"}
+    letters = {record.operand for record in own}
+    usual = {letter: median_high(r.statistics.largest for r in own if r.operand == letter) for letter in letters}
 
     def growth(record: OperandRecord) -> float:
         return record.statistics.largest / (before.get(_key(record)) or usual[record.operand])
@@ -54,7 +56,3 @@ def first_beyond(step: WatchedStep) -> Finding | None:
 
 def _key(record: OperandRecord) -> tuple[str, str, tuple[str, ...]]:
     return record.op, record.operand, record.products
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 1.0

@@ -15,7 +15,7 @@ from fractrain_fx.numerics.examine import observed_pass, twin_of
 from fractrain_fx.numerics.findings import Finding, Peak, find, peak_of
 from fractrain_fx.numerics.losses import Criterion
 from fractrain_fx.numerics.observe import Seen
-from fractrain_fx.numerics.records import OperandRecord
+from fractrain_fx.numerics.records import OperandRecord, find_record
 from fractrain_fx.numerics.shares import (
     difference,
     distance,
@@ -101,10 +101,10 @@ class Comparison(JupyterMixin):
         Raises:
             KeyError: there is no such operand.
         """
-        for record in self.operands:
-            if (record.op, record.operand) == (op, operand) and product in record.products:
-                return record.statistics
-        raise KeyError(f"{op!r} has no operand {operand!r} of {product}")
+        record = find_record(self.operands, op, operand, product)
+        if record is None:
+            raise KeyError(f"{op!r} has no operand {operand!r} of {product}")
+        return record.statistics
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -116,11 +116,7 @@ class Comparison(JupyterMixin):
             "shares": self.how,
             "ops": [asdict(each) for each in self.ops],
             "findings": [asdict(each) for each in self.findings],
-            "operands": [
-                {"op": each.op, "operand": each.operand, "products": " ".join(each.products)}
-                | each.statistics.to_dict()
-                for each in self.operands
-            ],
+            "operands": [each.to_dict() for each in self.operands],
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -68,16 +68,8 @@ def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twi
 
 def observed_pass(twin: Twin, seen: Seen, *, locally: bool = False) -> tuple[Pass, tuple[OperandRecord, ...]]:
     """A pass as the model trains, and what was seen of all its ops."""
-
-    @contextlib.contextmanager
-    def around() -> Iterator[None]:
-        end = observe(twin.graph_module, seen)
-        try:
-            yield
-        finally:
-            end()
-
-    found = twin.run(locally=locally, around=around)
+    with observe(twin.graph_module, seen):
+        found = twin.run(locally=locally)
     apart = Seen()
     for name in twin.ops.keys() - set(twin.rounding):
         if name in found.outputs:

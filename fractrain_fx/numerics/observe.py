@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -88,26 +89,22 @@ class Seen:
         return tuple(found)
 
 
-def observe(graph_module: GraphModule, seen: Seen) -> Callable[[], None]:
-    """Show the next run of a graph, and its backward pass, to ``seen``.
-
-    Returns:
-        A function that ends it for later runs.
-    """
+@contextmanager
+def observe(graph_module: GraphModule, seen: Seen) -> Iterator[None]:
+    """Show the run of a graph inside, and its backward pass, to ``seen``."""
     fused = fused_ops(graph_module)
     handles: list[RemovableHandle] = []
     for name, op in fused.items():
         op.observer = _OpObserver(name, seen, _running_ranges(op))
     for graph, node, readers in _quantize_nodes(graph_module):
-        handles += _hooked(graph.get_submodule(str(node.target)), readers, seen)
-
-    def end() -> None:
+        handles.append(_hooked(graph.get_submodule(str(node.target)), readers, seen))
+    try:
+        yield
+    finally:
         for op in fused.values():
             op.observer = None
         for handle in handles:
             handle.remove()
-
-    return end
 
 
 class _OpObserver:
@@ -198,7 +195,7 @@ def _readers(quantize: Node, user: Node) -> Iterator[Reader]:
     yield from ((op.name, letter) for each, letter in zip((first, second), letters, strict=True) if each is quantize)
 
 
-def _hooked(quantizer: nn.Module, readers: Sequence[Reader], seen: Seen) -> list[RemovableHandle]:
+def _hooked(quantizer: nn.Module, readers: Sequence[Reader], seen: Seen) -> RemovableHandle:
     """Watch a quantizer that runs as a module of its own."""
     done = False  # the module runs again where backward computes activations again
 
@@ -219,7 +216,7 @@ def _hooked(quantizer: nn.Module, readers: Sequence[Reader], seen: Seen) -> list
             of = Operand("forward", "w", (x.ndim - 1,), channel=module.dim, weight=True)
             _add(Rounding(x, args[1], of, module.fmt, module.fmt.weight_range(x, dim=module.dim)), readers, seen)
 
-    return [quantizer.register_forward_hook(hook)]
+    return quantizer.register_forward_hook(hook)
 
 
 def _watch_gradient(
@@ -237,7 +234,7 @@ def _watch_gradient(
             return
         done = True
         seen.began_backward()
-        axis = module.axis.at(g.shape, len(bits)) if bits.ndim else module.axis
+        axis = module.axis.of_bits(bits, g.shape)
         of = Operand("input_gradient", "g", (g.ndim - 1,), axis)
         _add(Rounding(g, axis.expand(bits, g.shape), of, module.fmt, seed=seed), readers, seen)
 

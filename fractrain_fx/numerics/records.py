@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fractrain_fx.errors import RunError
 from fractrain_fx.numerics.statistics import Statistics
 from fractrain_fx.numerics.table import printed, step_table
 
-__all__ = ["FILE", "OperandRecord", "WatchedStep", "append_step", "drop_steps_after", "read_steps"]
+__all__ = ["FILE", "OperandRecord", "WatchedStep", "append_step", "drop_steps_after", "find_record", "read_steps"]
 
 FILE = "numerics.jsonl"
 
@@ -38,6 +38,30 @@ class OperandRecord:
     products: tuple[str, ...]
     statistics: Statistics
     as_if: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the numbers beside the names."""
+        own = {"op": self.op, "operand": self.operand, "products": " ".join(self.products)}
+        return own | ({"as_if": self.as_if} if self.as_if else {}) | self.statistics.to_dict()
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> OperandRecord:
+        """Read the result of :meth:`to_dict`."""
+        names = ("op", "operand", "products", "as_if")
+        statistics = Statistics.from_dict({name: value for name, value in plain.items() if name not in names})
+        products = tuple(plain["products"].split())
+        return cls(plain["op"], plain["operand"], products, statistics, plain.get("as_if", ""))
+
+
+def find_record(
+    records: Iterable[OperandRecord], op: str, operand: str, product: str | None = None, as_if: str = ""
+) -> OperandRecord | None:
+    """The first record of an operand, of those in one product if it is named."""
+    for record in records:
+        same = (record.op, record.operand, record.as_if) == (op, operand, as_if)
+        if same and (product is None or product in record.products):
+            return record
+    return None
 
 
 @dataclass(frozen=True)
@@ -70,11 +94,10 @@ class WatchedStep:
         Raises:
             KeyError: the step has no such operand.
         """
-        for record in self.operands:
-            same = (record.op, record.operand, record.as_if) == (op, operand, as_if)
-            if same and (product is None or product in record.products):
-                return record.statistics
-        raise KeyError(f"step {self.step} has no operand {operand!r} of {op!r}" + (f" as {as_if}" if as_if else ""))
+        record = find_record(self.operands, op, operand, product, as_if)
+        if record is None:
+            raise KeyError(f"step {self.step} has no operand {operand!r} of {op!r}" + (f" as {as_if}" if as_if else ""))
+        return record.statistics
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from step_table(self, options.max_width)
@@ -84,11 +107,7 @@ class WatchedStep:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        operands = []
-        for record in self.operands:
-            own = {"op": record.op, "operand": record.operand, "products": " ".join(record.products)}
-            own |= {"as_if": record.as_if} if record.as_if else {}
-            operands.append(own | record.statistics.to_dict())
+        operands = [record.to_dict() for record in self.operands]
         plain: dict[str, Any] = {"step": self.step, "ran": self.ran, "operands": operands}
         if self.commonest is not None:
             options, share = self.commonest
@@ -98,17 +117,7 @@ class WatchedStep:
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> WatchedStep:
         """Read the result of :meth:`to_dict`."""
-        names = ("op", "operand", "products", "as_if")
-        operands = tuple(
-            OperandRecord(
-                each["op"],
-                each["operand"],
-                tuple(each["products"].split()),
-                Statistics.from_dict({name: value for name, value in each.items() if name not in names}),
-                each.get("as_if", ""),
-            )
-            for each in plain["operands"]
-        )
+        operands = tuple(map(OperandRecord.from_dict, plain["operands"]))
         commonest = plain.get("commonest")
         return cls(
             plain["step"],

@@ -71,7 +71,6 @@ class Twin:
         choices: Mapping[str, Tensor] | None = None,
         *,
         locally: bool = False,
-        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> Pass:
         """Forward and backward.
 
@@ -79,10 +78,9 @@ class Twin:
             in_float: ops that round nothing.
             choices: what the gates choose; by default they choose.
             locally: compute :attr:`Pass.local`.
-            around: a context for both passes.
         """
         found = Pass()
-        with self._preserved(), torch.enable_grad(), around():
+        with self._preserved(), torch.enable_grad():
             run = _Run(self.graph_module, found, frozenset(in_float), choices or {}, locally)
             # The graph's second output is its cost.
             found.output = run.run(*self._values)[0]

@@ -154,15 +154,13 @@ class Watch:
             graph_module: the copy that runs.
             hold: stay in eager mode until the end of the backward pass, which runs parts of the model again.
         """
-        end: Callable[[], None] | None = None
-        if is_first():
-            self._seen, self._step = Seen(self._what_ifs, self._finish_after_backward), self.steps
-            end = observe(graph_module, self._seen)
         try:
-            yield
+            with ExitStack() as observed:
+                if is_first():
+                    self._seen, self._step = Seen(self._what_ifs, self._finish_after_backward), self.steps
+                    observed.enter_context(observe(graph_module, self._seen))
+                yield
         finally:
-            if end is not None:
-                end()
             if not hold:
                 self._eager.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fractrain_fx.config.precision import Precision
@@ -12,7 +12,6 @@ from fractrain_fx.summary.numbers import plain_number, time_unit
 from fractrain_fx.training.log.records import EpochRecord
 
 __all__ = [
-    "ALL_PATHS",
     "PATHS",
     "QUANTITIES",
     "Row",
@@ -27,13 +26,13 @@ __all__ = [
     "sample_rows",
     "segment_rows",
     "stage_rows",
+    "sum_known",
 ]
 
 Row = dict[str, Any]
 Scope = str  # "end" or "best": the evaluation until which cost is summed
 
 PATHS = {"FW": "forward (FW)", "EB": "error backward (EB)", "GC": "weight gradient (GC)"}
-ALL_PATHS = "all paths"  # for runs that did not keep the paths of their blocks
 QUANTITIES = ("macs", "joules", "seconds")
 
 
@@ -100,10 +99,10 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
         for name, records in sorted(grouped.items(), key=lambda item: item[1][0].row.stage):
             epochs = {record.row.epoch for record in records}
             samples = sum(record.row.samples for record in records)
-            steps = _sum(record.steps for record in records)
-            bitfusion = _sum(record.bitfusion_seconds for record in records)
-            measured = _sum(record.train_seconds for record in records)
-            joules = _sum(record.bitfusion_joules for record in records)
+            steps = sum(record.steps for record in records)
+            bitfusion = sum_known(record.bitfusion_seconds for record in records)
+            measured = sum(record.train_seconds for record in records)
+            joules = sum_known(record.bitfusion_joules for record in records)
             if bitfusion is None and (price := priced.get(names[name])):  # an epoch had several stages
                 bitfusion, joules = price["seconds"] or None, price["joules"] or None
             rows.append(
@@ -192,16 +191,14 @@ def path_rows(runs: Iterable[Run], scope: Scope) -> list[Row]:
 
 
 def block_rows(run: Run, scope: Scope) -> list[Row]:
-    """The cost of each block of a finished run, by path if the run kept it."""
+    """The cost of each block of a finished run, by path."""
     if run.result is None:
         return []
     rows: list[Row] = []
     for block, amount in run.result.hardware[scope]["by_block"].items():
-        parts: Mapping[str, Mapping[str, float]] = amount.get("paths", {"all": amount})
-        for order, (path, part) in enumerate(parts.items()):
+        for order, (path, part) in enumerate(amount["paths"].items()):
             own = {quantity: part[quantity] for quantity in QUANTITIES}
-            names = {"block": block or "(no block)", "path": PATHS.get(path, ALL_PATHS), "path_order": order}
-            rows.append(names | own)
+            rows.append({"block": block or "(no block)", "path": PATHS[path], "path_order": order} | own)
     return rows
 
 
@@ -241,7 +238,8 @@ def _plus(total: float | None, more: float | None) -> float | None:
     return None if total is None or more is None else total + more
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """The sum; ``None`` if a value is not known."""
     total: float | None = 0.0
     for value in values:
         total = _plus(total, value)

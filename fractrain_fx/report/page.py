@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,7 @@ import vl_convert
 from markupsafe import Markup
 
 from fractrain_fx.engine.rows import beside_shares
-from fractrain_fx.report.frames import Row
+from fractrain_fx.report.frames import Row, sum_known
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet
 from fractrain_fx.report.theme import THEMES, vega_config
@@ -146,13 +146,13 @@ def _cells(run: Run, name_metric: bool) -> list[str]:
     energy, latency = _hardware(run)
     return [
         f"{len(run.records)}",
-        _number(last.value, ".2f") + (f" {run.metric}" if name_metric else ""),
+        _number(last.value, "{:.2f}".format) + (f" {run.metric}" if name_metric else ""),
         _NONE if best is None else f"{best.value:.2f} ({best.row.epoch})",
         f"{100 * run.mean('cp'):.2f}",
         f"{100 * run.mean('cp_total'):.2f}{beside_shares(last.row.uncounted)}",
         f"{last.total_macs:.3e}",
-        _plain(energy),
-        _plain(latency),
+        _number(energy),
+        _number(latency),
         f"{last.seconds:.0f}",
         ", ".join(run.turning_texts) or _NONE,
     ]
@@ -161,21 +161,12 @@ def _cells(run: Run, name_metric: bool) -> list[str]:
 def _hardware(run: Run) -> tuple[float | None, float | None]:
     if run.result is not None:
         return run.result.energy, run.result.latency
-    sums = [0.0, 0.0]
-    for record in run.records:
-        if record.bitfusion_joules is None or record.bitfusion_seconds is None:
-            return None, None
-        sums[0] += record.bitfusion_joules
-        sums[1] += record.bitfusion_seconds
-    return sums[0], sums[1]
+    joules = sum_known(record.bitfusion_joules for record in run.records)
+    return joules, sum_known(record.bitfusion_seconds for record in run.records)
 
 
-def _number(value: float | None, form: str) -> str:
-    return _NONE if value is None or not math.isfinite(value) else format(value, form)
-
-
-def _plain(value: float | None) -> str:
-    return _NONE if value is None or not math.isfinite(value) else plain_number(value)
+def _number(value: float | None, form: Callable[[float], str] = plain_number) -> str:
+    return _NONE if value is None or not math.isfinite(value) else form(value)
 
 
 def _commands(run: Run) -> list[dict[str, str]]:

@@ -27,7 +27,7 @@ def write_plots(sheet: Sheet, folder: Path) -> list[Path]:
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for figure in sheet.figures():
+        for figure in (figure for panel in sheet.panels for figure in panel.figures):
             for key in figure.plots:
                 name = f"{figure.key}-{key}" if key else figure.key
                 drawn = vl_convert.vegalite_to_svg(_whole(figure, key, sheet), config=vega_config("light"))

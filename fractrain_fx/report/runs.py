@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.rows import EpochRow, turning_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import RunError
@@ -31,13 +30,11 @@ class Stage:
     Attributes:
         name: number (from 1) and level, as in ``result.json``.
         target: target cp in per cent, if gates are steered.
-        precision: the precision of all scheduled ops, if the method is scheduled.
         records: the epochs.
     """
 
     name: str
     target: float | None
-    precision: Precision | None
     records: tuple[EpochRecord, ...]
 
     @property
@@ -277,8 +274,8 @@ def _parts(record: EpochRecord) -> Iterator[EpochRecord]:
         yield replace(
             record,
             row=part,
-            steps=None if record.steps is None else round(share * record.steps),
-            train_seconds=None if record.train_seconds is None else share * record.train_seconds,
+            steps=round(share * record.steps),
+            train_seconds=share * record.train_seconds,
             bitfusion_joules=None,
             bitfusion_seconds=None,
         )
@@ -290,5 +287,4 @@ def _stage(records: Iterable[EpochRecord]) -> Stage:
     records = tuple(records)
     row = records[0].row
     target = _TARGET.fullmatch(row.level)
-    precision = Precision.parse(row.level) if row.level.startswith("FW-") else None
-    return Stage(f"{row.stage + 1}: {row.level}", None if target is None else float(target[1]), precision, records)
+    return Stage(f"{row.stage + 1}: {row.level}", None if target is None else float(target[1]), records)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fractrain_fx.report.frames import Row
+from fractrain_fx.report.spec import Spec
 
 __all__ = ["Column", "Control", "Figure", "Panel", "Sheet", "Variant", "Width", "width_of"]
 
-Spec = dict[str, Any]
 Width = Literal["whole", "half", "third"]
 
 
@@ -102,11 +102,6 @@ class Sheet:
 
     panels: tuple[Panel, ...]
     tables: Mapping[str, list[Row]]
-
-    def figures(self) -> Iterator[Figure]:
-        """Every figure of every panel."""
-        for panel in self.panels:
-            yield from panel.figures
 
 
 def width_of(figures: int) -> Width:

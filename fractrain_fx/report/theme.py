@@ -9,7 +9,7 @@ __all__ = ["PATH_COLOURS", "THEMES", "vega_config"]
 _FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 # Distinct on both backgrounds: at least 3:1, as WCAG requires for graphics.
-PATH_COLOURS = ("#3b7dd8", "#c2620e", "#2f8f5b", "#7a828e")
+PATH_COLOURS = ("#3b7dd8", "#c2620e", "#2f8f5b")
 
 # "series" are for runs. "options" begin with grey for a skipped block; the others follow the bits.
 THEMES: dict[str, dict[str, Any]] = {

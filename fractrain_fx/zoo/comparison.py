@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fractrain_fx.errors import RunError
+from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.expected import Expected, expected
 from fractrain_fx.zoo.recipe import Recipe, load_recipe, recipes_of
@@ -146,17 +146,17 @@ def read_run(folder: Path) -> tuple[str, Measured]:
     """
     try:
         settings = RunSettings.from_yaml(folder / "config.yaml")
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"{folder} holds no finished run of fractrain train: {error}") from error
+    result = RunResult.from_json(folder / "result.json")
     if settings.recipe is None:
         raise RunError(f"the run in {folder} follows no recipe: start it with fractrain train --recipe NAME")
-    best, end = result["hardware"]["best"]["steered"], result["hardware"]["end"]["steered"]
+    best, end = (result.hardware[until]["steered"] for until in ("best", "end"))
     run = Measured(
         folder=str(folder),
-        epochs=result["epochs"],
-        best_epoch=result["best_epoch"],
-        measure=result["best"],
+        epochs=result.epochs,
+        best_epoch=result.best_epoch,
+        measure=result.best,
         **{key: best[key] for key in ("macs", "seconds", "joules")},
         **{f"end_{key}": end[key] for key in ("macs", "seconds", "joules")},
     )

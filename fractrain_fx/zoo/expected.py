@@ -18,9 +18,9 @@ from fractrain_fx.config import Cyclic, FracConfig, Manual, Pin
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.schedules import plan_stages
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.hardware.bitfusion import FREQUENCY, NATIVE_BITS
+from fractrain_fx.hardware.bitfusion import NATIVE_BITS
 from fractrain_fx.hardware.machine import Machine
-from fractrain_fx.hardware.run_cost import MachinePrices, StepPrices, Sums
+from fractrain_fx.hardware.run_cost import StepPrices, Sums
 from fractrain_fx.model import FracModel
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op
@@ -82,9 +82,8 @@ def expected(settings: RunSettings, machine: Machine | None = None) -> Expected:
     if settings.data not in _DATA:
         raise ConfigError(f"data={settings.data!r} is not one of the paper's: {', '.join(_DATA)}")
     task, classes, _ = _DATA[settings.data]
-    about = (settings.model, task, classes, settings.image_size, settings.block_length, settings.frac.pins)
-    batch = settings.train.batch_size
-    prices = _bitfusion_prices(*about, batch) if machine is None else MachinePrices(_recorded(*about), batch, machine)
+    model = _recorded(settings.model, task, classes, settings.image_size, settings.block_length, settings.frac.pins)
+    prices = StepPrices(model, settings.train.batch_size, machine)
     samples = training_samples(settings)
     # For language only the linear layers of the trunk count, without the products of attention and the head.
     counted = [
@@ -98,8 +97,8 @@ def expected(settings: RunSettings, machine: Machine | None = None) -> Expected:
         for op, cost in counted:
             sums += share * _spent(prices, op, cost, mix, weight_bits, op.block in skippable)
     full = sum(sum(cost.macs) for _, cost in counted)
-    macs, cycles, nanojoules = sums.sum(axis=0).tolist()
-    return Expected(sum(op.macs or 0 for op, _ in counted), macs / full, samples, cycles / FREQUENCY, nanojoules / 1e9)
+    macs, seconds, joules = sums.sum(axis=0).tolist()
+    return Expected(sum(op.macs or 0 for op, _ in counted), macs / full, samples, seconds, joules)
 
 
 def training_samples(settings: RunSettings) -> int:
@@ -185,14 +184,6 @@ def _spent(prices: StepPrices, op: Op, cost: OpCost, mix: Mix, weight_bits: int 
         taken = option if (skippable and not op.skip_path) or not option.skips else computing[0]
         sums += share * prices.of(op, cost, taken, weight_bits)
     return sums
-
-
-@lru_cache(maxsize=16)
-def _bitfusion_prices(
-    name: str, task: Task, classes: int, image_size: int | None, block_length: int, pins: tuple[Pin, ...], batch: int
-) -> StepPrices:
-    """Prices on BitFusion, which take seconds to find, kept for all recipes of the model."""
-    return StepPrices(_recorded(name, task, classes, image_size, block_length, pins), batch)
 
 
 @lru_cache(maxsize=16)

@@ -164,6 +164,16 @@ def test_the_zc706_takes_time_in_proportion_to_the_bits_of_both_operands() -> No
     assert ZC706().step([op], {"op": (Choice(),)}).joules is None
 
 
+@pytest.mark.parametrize("name", ["bitfusion", "zc706"])
+def test_machines_of_integer_codes_have_no_price_for_formats_with_scales_inside_a_sum(name: str) -> None:
+    def known(choice: Choice) -> bool:
+        return "op" in find_machine(name).step([linear()], {"op": (choice,)}).ops
+
+    assert known(Choice(EIGHT)) and known(Choice(FULL, format="mx"))
+    assert not known(Choice(EIGHT, format="mx"))
+    assert not known(Choice(EIGHT, formats=("affine", "affine", "mx")))
+
+
 def test_every_accelerator_has_sources_and_plausible_figures() -> None:
     for board in ACCELERATORS:
         assert board.sources and board.watts and 0.5 < board.computes <= 1 and 0.5 < board.streams <= 1

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from fractrain_fx import Engine, FracModel, Pin, Precision, RunConfig
+from fractrain_fx.config import ProductRecipe, Recipe
 from fractrain_fx.engine import EpochRow
 from fractrain_fx.hardware.bitfusion import convolution, training_step
 from fractrain_fx.hardware.catalogue import find_machine
-from fractrain_fx.hardware.run_cost import MachinePrices, RunCost, StepPrices, run_cost
+from fractrain_fx.hardware.run_cost import RunCost, StepPrices, run_cost
 from fractrain_fx.zoo.models import resnet74
 from tests.build import rewritten
 from tests.hardware.trained import BATCH, METHODS, trained
@@ -102,8 +104,8 @@ def test_a_batch_shares_weights_but_no_products_of_two_activations() -> None:
     model = rewritten(Attention(), x, method="static")
     prices = StepPrices(model, 4)
     costs = {op.name: prices.of(op, cost, model.frac_config.precision) for op, cost in prices.ops}
-    assert costs["qkv"][0, 1] == convolution(1, 1, 1, 16, 48, 24, 8, 8).cycles / 4
-    assert costs["matmul"][0, 1] == convolution(1, 1, 1, 16, 6, 6, 8, 8).cycles
+    assert costs["qkv"][0, 1] == pytest.approx(convolution(1, 1, 1, 16, 48, 24, 8, 8).seconds / 4)
+    assert costs["matmul"][0, 1] == pytest.approx(convolution(1, 1, 1, 16, 6, 6, 8, 8).seconds)
 
 
 def test_what_has_no_price_is_named() -> None:
@@ -125,10 +127,28 @@ def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
     assert time.perf_counter() - start < 10
 
 
-def test_another_machine_prices_block_formats_which_bitfusion_does_not() -> None:
+def linears(**fields: Any) -> FracModel:
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
-    model = rewritten(net, torch.randn(4, 64), method="static", format="mx", precision=Precision(8, 8))
-    for prices, known in ((StepPrices(model, 4), False), (MachinePrices(model, 4, find_machine("h200")), True)):
+    return rewritten(net, torch.randn(4, 64), method="static", precision=Precision(8, 8), **fields)
+
+
+@pytest.mark.parametrize(("machine", "known"), [("bitfusion", False), ("zc706", False), ("h200", True)])
+def test_block_formats_have_a_price_where_more_than_integer_codes_are_multiplied(machine: str, known: bool) -> None:
+    model = linears(format="mx")
+    prices = StepPrices(model, 4, find_machine(machine))
+    for op, cost in prices.ops:
+        precision = op.precision.precision or Precision(8, 8)
+        assert bool(prices.of(op, cost, precision)[0, 1]) is known  # also of layers that stay float
+    assert prices.unpriced == (set() if known else {op.name for op in model.ops})
+
+
+def test_each_product_has_the_price_of_its_own_format() -> None:
+    def seconds(**fields: Any) -> list[float]:
+        prices = StepPrices(linears(**fields), 4, find_machine("b200"))
         (middle,) = ((op, cost) for op, cost in prices.ops if op.name == "2")
-        assert bool(prices.of(*middle, Precision(8, 8))[:, 1].all()) is known
-        assert ("2" in prices.unpriced) is not known
+        found: list[float] = prices.of(*middle, Precision(8, 8))[:, 1].tolist()
+        return found
+
+    mixed = seconds(format="mx", recipe=Recipe("mx", weight_gradient=ProductRecipe(format="int")))
+    blocks = seconds(format="mx", recipe="mxfp8")
+    assert mixed[:2] == blocks[:2] and mixed[2] != blocks[2]

@@ -120,6 +120,8 @@ def make_run(out: Path, epochs: int = 160) -> RunResult:
         seconds=seconds,
         turning_points=ledger.turning_points,
         epochs=epochs,
+        uncounted=ledger.uncounted,
+        turning_steps=ledger.turning_steps,
         hardware={
             "end": run_cost(prices, ledger.rows).to_dict(),
             "best": run_cost(prices, ledger.rows[: best + 1]).to_dict(),

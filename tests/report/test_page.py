@@ -234,20 +234,6 @@ def test_machines_show_finished_runs_and_say_what_has_no_price(trained: Path) ->
     assert "fractrain on" not in without.figures[0].summary
 
 
-def test_runs_of_before_machines_were_priced_are_named_or_leave_the_panel_out(trained: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    shutil.copytree(trained / "static", old)
-    values = json.loads((old / "result.json").read_text())
-    assert values.pop("machines")
-    (old / "result.json").write_text(json.dumps(values))
-    before, now = read_runs([str(old), str(trained / "pfq")])
-    assert machines_panel([before]) is None
-    panel = machines_panel([before, now])
-    assert panel is not None and any(note.startswith("Not priced") and "old" in note for note in panel.notes)
-    assert main(["train", "--resume", str(old)]) == 0  # as the note says
-    assert machines_panel(read_runs([str(old)])) is not None
-
-
 def test_the_machines_of_a_run_take_little_of_the_page(trained: Path) -> None:
     sheets = [build_sheet(read_runs([str(trained / name) for name in names])) for names in (["pfq"], ["pfq", "static"])]
     sizes = [len(pack_rows(sheet.tables["machines"])) for sheet in sheets]

@@ -10,6 +10,7 @@ from torch import nn
 from fractrain_fx.engine.course import Run
 from fractrain_fx.engine.rows import pure_rows
 from fractrain_fx.engine.steered import show_level
+from fractrain_fx.export.deploy import is_hugging_face
 from fractrain_fx.model.state import ModelState
 
 __all__ = ["card_text", "loads_as_float"]
@@ -26,7 +27,7 @@ _METHODS = {
 
 def loads_as_float(state: ModelState, packed: bool) -> bool:
     """Whether transformers can load the original's weights from the folder."""
-    return not packed and any(each.__name__ == "PreTrainedModel" for each in type(state.original).__mro__)
+    return not packed and is_hugging_face(state.original)
 
 
 def card_text(

@@ -12,7 +12,7 @@ from fractrain_fx.config.precision import Precision, PrecisionStages
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.machine import Machine
 from fractrain_fx.numerics.allocation.allocation import Allocation, StagedAllocation
-from fractrain_fx.numerics.allocation.price import Prices, Unit, fixed_precision, prices_in
+from fractrain_fx.numerics.allocation.price import Price, Unit, price_in
 from fractrain_fx.numerics.allocation.solve import Option, choose
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities
 
@@ -86,9 +86,9 @@ def allocate(
         raise ConfigError(f"noise_price={noise_price} must be 0 or more")
     if not sensitivities.measured:
         raise ConfigError("no op was measured, so there is nothing to allocate")
-    prices = prices_in(unit, sensitivities, machine, batch)
+    price = price_in(unit, sensitivities, machine, batch)
     given = None if options is None else list(dict.fromkeys(Precision.parse(each) for each in options))
-    problem = _Problem(sensitivities, prices, unit, given, noise_price)
+    problem = _Problem(sensitivities, price, unit, given, noise_price)
     budgets = _budgets(budget, stages)
     limits = [problem.limit(each) for each in budgets]
     if limits[0] < problem.least:
@@ -140,7 +140,7 @@ class _Problem:
     """A choice of one precision for each op."""
 
     sensitivities: Sensitivities
-    prices: Prices
+    price: Price
     unit: Unit
     given: list[Precision] | None
     noise_price: float
@@ -149,7 +149,7 @@ class _Problem:
     def fixed(self) -> float:
         """What ops cost that are not rounded."""
         ops = self.sensitivities.ops
-        return sum(self.prices.of(op, fixed_precision(op)) for op in ops if op.fixed is not None)
+        return sum(self.price(op, at) for op in ops if (at := op.fixed_precision) is not None)
 
     @cached_property
     def options(self) -> dict[str, list[Precision]]:
@@ -159,12 +159,12 @@ class _Problem:
     @cached_property
     def least(self) -> float:
         """The cost of the cheapest options."""
-        groups = [[self.prices.of(op, each) for each in self.options[op.name]] for op in self.sensitivities.measured]
+        groups = [[self.price(op, each) for each in self.options[op.name]] for op in self.sensitivities.measured]
         return self.fixed + sum(map(min, groups))
 
     def everywhere(self, precision: Precision) -> float:
         """The cost of one precision for all ops."""
-        return self.fixed + sum(self.prices.of(op, precision) for op in self.sensitivities.measured)
+        return self.fixed + sum(self.price(op, precision) for op in self.sensitivities.measured)
 
     def limit(self, budget: object) -> float:
         """A budget as a number."""
@@ -190,7 +190,7 @@ class _Problem:
         }
         groups = [
             [
-                Option(self.prices.of(op, each), self.sensitivities.harm(op.name, each, self.noise_price))
+                Option(self.price(op, each), self.sensitivities.harm(op.name, each, self.noise_price))
                 for each in open_to[op.name]
             ]
             for op in ops

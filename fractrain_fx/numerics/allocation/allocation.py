@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.config.precision import Precision, PrecisionStages
@@ -21,40 +24,11 @@ __all__ = ["FILE", "Allocation", "StagedAllocation"]
 FILE = "allocation.yaml"
 """The file in a run's folder."""
 
-
-class _Settings:
-    """Rules for each op as settings of a training."""
-
-    modules: Mapping[str, str]
-
-    @property
-    def _bits(self) -> Mapping[str, Precision | PrecisionStages]:
-        raise NotImplementedError
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that train at these widths, as plain values."""
-        raise NotImplementedError
-
-    @property
-    def pins(self) -> tuple[Pin, ...]:
-        """A rule for each op."""
-        # A name that is also the module of other ops matches these too, so that their own rules have to come later.
-        bits, modules = self._bits, set(self.modules.values())
-        return tuple(Pin(escape(name), bits[name]) for name in sorted(bits, key=lambda name: name not in modules))
-
-    @property
-    def config(self) -> FracConfig:
-        """The configuration that trains at these widths; ``config.replace(...)`` sets the rest."""
-        return FracConfig.from_dict(self.settings)
-
-    def to_yaml(self, path: str | Path) -> None:
-        """Write settings for ``fractrain train --config``."""
-        write_text(Path(path), yaml.safe_dump(self.settings, width=120, sort_keys=False))
+_UNITS = {"cp": "% of training at 32 bits", "joules": "joules a step", "seconds": "seconds a step"}
 
 
 @dataclass(frozen=True)
-class Allocation(_Settings):
+class Allocation:
     """The precision of each measured op, for ``method="static"``. Prints as a table.
 
     Attributes:
@@ -74,22 +48,30 @@ class Allocation(_Settings):
     harm: float
 
     @property
-    def _bits(self) -> Mapping[str, Precision]:
-        return self.precisions
+    def pins(self) -> tuple[Pin, ...]:
+        """A rule for each op."""
+        return _pins_of(self.precisions, self.modules)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that train at these widths, as plain values."""
         return {"method": "static", "pins": [str(pin) for pin in self.pins]}
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from fractrain_fx.numerics.allocation.table import allocation_table
+    @property
+    def config(self) -> FracConfig:
+        """The configuration that trains at these widths; ``config.replace(...)`` sets the rest."""
+        return FracConfig.from_dict(self.settings)
 
-        yield from allocation_table((self,))
+    def to_yaml(self, path: str | Path) -> None:
+        """Write settings for ``fractrain train --config``."""
+        _write_settings(self.settings, path)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from _table((self,))
 
 
 @dataclass(frozen=True)
-class StagedAllocation(_Settings):
+class StagedAllocation:
     """The precision of each measured op in each stage, for ``method="pfq"``. Prints as a table.
 
     Attributes:
@@ -102,23 +84,62 @@ class StagedAllocation(_Settings):
     names: PrecisionStages
 
     @property
-    def modules(self) -> Mapping[str, str]:  # type: ignore[override]
+    def modules(self) -> Mapping[str, str]:
         """The module of each op."""
         return self.stages[0].modules
 
     @property
-    def _bits(self) -> Mapping[str, PrecisionStages]:
-        return {
-            name: PrecisionStages(tuple(stage.precisions[name] for stage in self.stages))
-            for name in self.stages[0].precisions
+    def pins(self) -> tuple[Pin, ...]:
+        """A rule for each op."""
+        first, *_ = self.stages
+        bits = {
+            name: PrecisionStages(tuple(stage.precisions[name] for stage in self.stages)) for name in first.precisions
         }
+        return _pins_of(bits, first.modules)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that train at these widths, as plain values."""
         return {"method": "pfq", "stages": str(self.names), "pins": [str(pin) for pin in self.pins]}
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from fractrain_fx.numerics.allocation.table import allocation_table
+    @property
+    def config(self) -> FracConfig:
+        """The configuration that trains at these widths; ``config.replace(...)`` sets the rest."""
+        return FracConfig.from_dict(self.settings)
 
-        yield from allocation_table(self.stages)
+    def to_yaml(self, path: str | Path) -> None:
+        """Write settings for ``fractrain train --config``."""
+        _write_settings(self.settings, path)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from _table(self.stages)
+
+
+def _pins_of(
+    bits: Mapping[str, Precision] | Mapping[str, PrecisionStages], modules: Mapping[str, str]
+) -> tuple[Pin, ...]:
+    """A rule for each op."""
+    # A name that is also the module of other ops matches these too, so that their own rules have to come later.
+    general = set(modules.values())
+    return tuple(Pin(escape(name), bits[name]) for name in sorted(bits, key=lambda name: name not in general))
+
+
+def _write_settings(settings: Mapping[str, Any], path: str | Path) -> None:
+    write_text(Path(path), yaml.safe_dump(settings, width=120, sort_keys=False))
+
+
+def _table(stages: Sequence[Allocation]) -> Iterator[RenderableType]:
+    """A row for each op with its precision in each stage, and what each stage costs."""
+    several = len(stages) > 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("op", overflow="ellipsis", no_wrap=True)
+    for number in range(1, len(stages) + 1):
+        table.add_column(f"stage {number}" if several else "precision", no_wrap=True)
+    for name in stages[0].precisions:
+        precisions = [stage.precisions[name] for stage in stages]
+        table.add_row(Text(name), *(f"{each.fw}/{each.bw}" if several else str(each) for each in precisions))
+    yield table
+    for number, found in enumerate(stages, 1):
+        cost = f"costs {found.cost:.4g} of {found.budget:.4g} {_UNITS[found.unit]}"
+        words = f"{cost}; expected change of the loss {found.harm:.3g}"
+        yield Text(f"stage {number} {words}" if several else words)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fractrain_fx.errors import ConfigError, RunError, require_packages
+from fractrain_fx.errors import RunError, require_packages
 
 __all__ = ["Option", "choose"]
 
@@ -22,17 +22,18 @@ class Option(NamedTuple):
 def choose(groups: Sequence[Sequence[Option]], budget: float) -> list[int]:
     """The option of each group that together harm least, at a cost of at most ``budget``.
 
+    Args:
+        groups: the options of each op.
+        budget: at least what the cheapest options cost.
+
     Raises:
-        ConfigError: the cheapest options cost more, or scipy is not installed.
+        MissingPackageError: scipy is not installed.
         RunError: the solver gave up.
     """
     require_packages("allocation", "allocate")
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, vstack
 
-    least = sum(min(option.cost for option in group) for group in groups)
-    if least > budget:
-        raise ConfigError(f"the cheapest options cost {least:.4g}, more than the budget leaves for them ({budget:.4g})")
     kept = [_undominated(group) for group in groups]
     sizes = [len(each) for each in kept]
     options = [group[index] for group, indices in zip(groups, kept, strict=True) for index in indices]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
 from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, InputError, RunError
 from fractrain_fx.formats.microscaling.elements import HALF_BITS
 from fractrain_fx.nn.cost import OpCost
-from fractrain_fx.numerics.sensitivity.rounded import OperandName
+from fractrain_fx.numerics.sensitivity.rounded import OPERANDS, OperandName
+from fractrain_fx.numerics.table import shortened
 from fractrain_fx.passes import Product
 
 __all__ = ["FILE", "MeasuredOp", "Sensitivities", "Sensitivity"]
@@ -25,6 +29,8 @@ FILE = "sensitivity.json"
 """The file in a run's folder."""
 
 _MARK = "fractrain_fx sensitivities"
+_SHOWN = (3, 4, 6)  # bits, in a table
+_NAME = 24  # characters of an op, in a table
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,11 @@ class MeasuredOp:
     def cost(self) -> OpCost:
         """The cost of its products at a precision."""
         return OpCost(self.macs, self.weight, self.least, self.by_product)
+
+    @property
+    def fixed_precision(self) -> Precision | None:
+        """The precision of an op that was not measured."""
+        return None if self.fixed is None else Precision(self.fixed, self.fixed)
 
 
 @dataclass(frozen=True)
@@ -152,9 +163,9 @@ class Sensitivities:
             precision = Precision.parse(precision)
         spent = 0.0
         for op in self.ops:
-            bits = precision if isinstance(precision, Precision) else precision.get(op.name)
-            if op.fixed is not None:
-                bits = Precision(op.fixed, op.fixed)
+            bits = op.fixed_precision
+            if bits is None:
+                bits = precision if isinstance(precision, Precision) else precision.get(op.name)
             if bits is None:
                 raise ConfigError(f"there is no precision for {op.name!r}: give one for every measured op")
             spent += sum(op.cost.spent(bits))
@@ -206,6 +217,44 @@ class Sensitivities:
         write_text(Path(path), heat_map(self))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from fractrain_fx.numerics.sensitivity.table import sensitivity_table
+        yield from _table(self)
 
-        yield from sensitivity_table(self)
+
+def _table(found: Sensitivities) -> Iterator[RenderableType]:
+    """A row for each measured op, and a line that explains the columns."""
+    known = sorted({row.bits for row in found.rows})
+    shown = [bits for bits in _SHOWN if bits in known] or known[:3]
+    table = Table(
+        title=f"{found.model}: loss {found.loss:.4g} in float",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("op", no_wrap=True, max_width=_NAME)
+    for operand in OPERANDS:
+        for bits in shown:
+            table.add_column(f"{operand} {bits}", justify="right", no_wrap=True)
+    for op in found.measured:
+        rows = {(row.operand, row.bits): row for row in found.rows if row.op == op.name}
+        cells = [_cell(rows.get((operand, bits))) for operand in OPERANDS for bits in shown]
+        table.add_row(Text(shortened(op.name, _NAME)), *cells)
+    yield table
+    yield Text(
+        "x, w: expected change of the loss if this op's activation or weight alone is rounded to so many bits. "
+        "g: the noise of its rounded gradient, in per cent of the harm that the batch's own noise does in a step."
+    )
+
+
+def _cell(row: Sensitivity | None) -> str:
+    if row is None:
+        return ""
+    return _short(100 * row.noise) if row.noise is not None else _short(row.change or 0.0)
+
+
+def _short(value: float) -> str:
+    """A number in five characters."""
+    if value == 0 or 0.01 <= abs(value) < 1000:
+        return f"{value:.2f}"[:5]
+    digits, exponent = f"{value:.0e}".split("e")
+    return f"{digits}e{int(exponent)}"

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.execution.plan import Call, Plan, Rounds
-from fractrain_fx.execution.rounded import FIRST, SECOND, round_factor
+from fractrain_fx.execution.rounded import FIRST, SECOND
 from fractrain_fx.execution.roundings import Rounding, forward_roundings, gradient_roundings
-from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = ["OPERANDS", "GradientErrors", "OperandName", "factor_error", "gradient_errors", "slot_of"]
 
@@ -38,42 +37,34 @@ def factor_error(plan: Plan, call: Call, slot: int, bits: int) -> Tensor:
     """``Q(x) - x`` of a factor, as the forward product rounds it."""
     x = call.a if slot == FIRST else call.b
     width = torch.tensor(bits, dtype=torch.int32, device=x.device)
-    if plan.fmt.per_product:
-        full = torch.full_like(width, FLOAT_BITS)
-        widths = (width, full) if slot == FIRST else (full, width)
-        of_a, of_b = (Rounds(each, old.within) for each, old in zip(widths, (call.of_a, call.of_b), strict=True))
-        call = call._replace(of_a=of_a, of_b=of_b)
+    full = torch.full_like(width, FLOAT_BITS)
+    widths = (width, full) if slot == FIRST else (full, width)
+    of_a, of_b = (Rounds(each, old.within) for each, old in zip(widths, (call.of_a, call.of_b), strict=True))
+    call = call._replace(of_a=of_a, of_b=of_b)
 
-        def of(x: Tensor) -> Rounding:
-            pair = call._replace(a=x) if slot == FIRST else call._replace(b=x)
-            return forward_roundings(plan, pair)[0 if slot == FIRST else 1]
+    def rounding(x: Tensor) -> Rounding:
+        return forward_roundings(plan, call._replace(a=x) if slot == FIRST else call._replace(b=x))[slot]
 
-        return _error_of(of, x).to(x.dtype)
-    factor, rounds = (plan.first, call.of_a) if slot == FIRST else (plan.second, call.of_b)
-    error: Tensor = round_factor(factor, x, Rounds(width, rounds.within), slot).values.to(x.dtype) - x
-    return error
+    return _error_of(rounding, x)
 
 
 @torch.no_grad()
 def gradient_errors(plan: Plan, call: Call, g: Tensor, bits: int, seed: Tensor) -> GradientErrors:
     """The rounding errors of an output gradient; the same in both products unless the format rounds it anew."""
-    width = torch.tensor(bits, dtype=torch.int32, device=g.device)
-    if plan.fmt.per_product:
-        call = call._replace(bits=width, seed=seed)
-        return GradientErrors(_gradient_error(plan, call, g, SECOND), _gradient_error(plan, call, g, FIRST))
-    error = rounded_gradient(plan.fmt, g, width, plan.axis, seed).to(g.dtype) - g
-    return GradientErrors(error, error)
+    call = call._replace(bits=torch.tensor(bits, dtype=torch.int32, device=g.device), seed=seed)
+    by_second = _gradient_error(plan, call, g, SECOND)
+    return GradientErrors(by_second, _gradient_error(plan, call, g, FIRST) if plan.fmt.per_product else by_second)
 
 
 def _gradient_error(plan: Plan, call: Call, g: Tensor, slot: int) -> Tensor:
     """The error that rounding adds to ``g`` in its product with the factor ``slot``."""
 
-    def of(g: Tensor) -> Rounding:
+    def rounding(g: Tensor) -> Rounding:
         of_g, _ = gradient_roundings(plan, call, g, slot, call.seed)
         assert of_g is not None
         return of_g
 
-    return _error_of(of, g)
+    return _error_of(rounding, g)
 
 
 def _error_of(rounding: Callable[[Tensor], Rounding], x: Tensor) -> Tensor:
@@ -82,6 +73,6 @@ def _error_of(rounding: Callable[[Tensor], Rounding], x: Tensor) -> Tensor:
         whole = x.detach().requires_grad_()
         of_x = rounding(whole)
         with torch.no_grad():
-            error = of_x.rounded() - of_x.values
+            error = of_x.rounded().to(of_x.values.dtype) - of_x.values
         (before_transform,) = torch.autograd.grad(of_x.values, whole, error)
     return before_transform

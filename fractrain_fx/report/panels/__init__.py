@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from fractrain_fx.errors import ConfigError
-from fractrain_fx.report import frames
+from fractrain_fx.report.frames import Row
 from fractrain_fx.report.panels.bits import allocations
 from fractrain_fx.report.panels.cost import costs
 from fractrain_fx.report.panels.inputs import by_input
@@ -32,24 +32,11 @@ def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
         ConfigError: no run with gates has one of the epochs.
     """
     slugs = _slugs(runs)
-    tables = {
-        "epochs": frames.epoch_rows(runs),
-        "segments": [row for run in runs for row in frames.segment_rows(run)],
-        "stages": frames.stage_rows(runs),
-    }
-    made = [trajectories(runs), stages(runs, tables["stages"], slugs)]
-    gated = [run for run in runs if run.options]
-    if gated:
-        made.append(allocations(gated, tables, tuple(epochs), slugs))
-        made += [panel for panel in [by_input(gated, tables, slugs)] if panel is not None]
-    elif tuple(epochs):
-        raise ConfigError("epochs select bit allocations, but none of these runs has gates: leave them out")
-    made += [panel for build in (numerics, sensitivity) if (panel := build(runs, tables, slugs)) is not None]
-    finished = [run for run in runs if run.result is not None]
-    if finished:
-        made.append(costs(finished, tables, slugs))
-        made += [panel for panel in [machines(finished, tables)] if panel is not None]
-    return Sheet(tuple(made), tables)
+    tables: dict[str, list[Row]] = {}
+    bits = partial(allocations, asked=tuple(epochs))
+    builders = (trajectories, stages, bits, by_input, numerics, sensitivity, costs, machines)
+    panels = tuple(panel for build in builders if (panel := build(runs, tables, slugs)) is not None)
+    return Sheet(panels, tables)
 
 
 def _slugs(runs: Sequence[Run]) -> dict[str, str]:

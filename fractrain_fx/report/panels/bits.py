@@ -5,22 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import altair as alt
+
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.report import charts, frames
+from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+from fractrain_fx.report.spec import Spec, map_height, names, plain, span
 
 __all__ = ["allocations"]
 
 
 def allocations(
-    gated: Sequence[Run], tables: dict[str, list[frames.Row]], asked: tuple[int, ...], slugs: Mapping[str, str]
-) -> Panel:
-    """The panel; adds the tables of its figures.
+    runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str], asked: tuple[int, ...] = ()
+) -> Panel | None:
+    """The panel; adds the tables of its figures. ``None`` if no run has gates.
 
     Raises:
-        ConfigError: ``asked`` has an epoch that no run has.
+        ConfigError: ``asked`` has an epoch that no run with gates has.
     """
+    gated = [run for run in runs if run.options]
+    if not gated and asked:
+        raise ConfigError("epochs select bit allocations, but none of these runs has gates: leave them out")
+    if not gated:
+        return None
     epochs = _epochs(gated, asked)
     named = [run for run in gated if run.settings is not None]  # without settings, options have no names
     tables |= {f"bits-{slugs[run.name]}": frames.bits_rows(run) for run in named}
@@ -58,7 +66,7 @@ def _epochs(gated: Sequence[Run], asked: tuple[int, ...]) -> tuple[int, ...]:
 
 def _allocation(run: Run, table: str, epochs: Sequence[int]) -> Figure:
     def at(epoch: int) -> Variant:
-        return Variant(charts.allocation(table, run.options, epoch), (table,), f"{run.name}: options chosen")
+        return Variant(_options_chart(table, run.options, epoch), (table,), f"{run.name}: options chosen")
 
     last = len(run.records)
     plots = {str(epoch): at(epoch) for epoch in epochs if epoch <= last}
@@ -77,7 +85,7 @@ def _allocation(run: Run, table: str, epochs: Sequence[int]) -> Figure:
 
 
 def _map(run: Run, table: str, top: float) -> Figure:
-    variant = Variant(charts.bits(table, _blocks(run), top), (table,), f"{run.name}: mean forward bits, all epochs")
+    variant = Variant(_bits_chart(table, _blocks(run), top), (table,), f"{run.name}: mean forward bits, all epochs")
     return Figure(
         key=table,
         summary=f"A map of {_blocks(run)} blocks by {len(run.records)} epochs: mean bits of the forward pass.",
@@ -89,3 +97,54 @@ def _map(run: Run, table: str, top: float) -> Figure:
 
 def _blocks(run: Run) -> int:
     return len(run.records[0].row.options)
+
+
+def _options_chart(table: str, options: Sequence[str], epoch: int) -> Spec:
+    """The shares of options that each block chose in one epoch (supplement, figure 2)."""
+    chosen = alt.param(name="epoch", value=epoch)
+    chart = (
+        alt.Chart(alt.NamedData(name=table))
+        .transform_filter("datum.epoch === epoch")
+        .mark_bar()
+        .encode(
+            x=alt.X(
+                "block:N",
+                title=None,
+                sort=None,
+                axis=alt.Axis(labelAngle=-60, domain=False, ticks=False),
+                scale=alt.Scale(paddingInner=0.12),
+            ),
+            y=alt.Y("share:Q", title="samples, %", scale=alt.Scale(domain=[0, 100]), stack="zero"),
+            order=alt.Order("order:Q"),
+            color=alt.Color("option:N", title=None, sort=None, scale=alt.Scale(domain=list(options), range="ordinal")),
+            tooltip=[
+                alt.Tooltip("block:N"),
+                alt.Tooltip("option:N"),
+                alt.Tooltip("share:Q", title="samples, %", format=".1f"),
+            ],
+        )
+        .add_params(chosen)
+    )
+    return plain(chart, height=260)
+
+
+def _bits_chart(table: str, blocks: int, top: float) -> Spec:
+    """The mean forward bits of each block over the epochs (skipping counts as 0); ``top`` is the end of the scale."""
+    heat = alt.Scale(domain=[0, top], range="heatmap", interpolate="rgb")
+    chart = (
+        alt.Chart(alt.NamedData(name=table))
+        .transform_calculate(start="datum.epoch - 0.5", end="datum.epoch + 0.5")
+        .mark_rect()
+        .encode(
+            x=span("epoch", "d"),
+            x2="end:Q",
+            y=names("block"),
+            color=alt.Color("bits:Q", title="mean forward bits", scale=heat),
+            tooltip=[
+                alt.Tooltip("block:N"),
+                alt.Tooltip("epoch:Q"),
+                alt.Tooltip("bits:Q", title="mean forward bits", format=".2f"),
+            ],
+        )
+    )
+    return plain(chart, height=map_height(blocks))

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from fractrain_fx.report import charts, frames
+import altair as alt
+
+from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant, width_of
+from fractrain_fx.report.spec import BAR, Spec, names, number_format, plain
+from fractrain_fx.report.theme import PATH_COLOURS
 
 __all__ = ["costs"]
 
+_MEASURES = {"macs": "training MACs (32 bit)", "joules": "BitFusion energy, J", "seconds": "BitFusion latency, s"}
 _SCOPES = {"end": "whole run", "best": "up to the best evaluation"}
 
 
-def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel:
-    """The panel; adds the tables of its figures."""
+def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel | None:
+    """The panel; adds the tables of its figures. ``None`` if no run is finished."""
+    finished = [run for run in runs if run.result is not None]
+    if not finished:
+        return None
     for scope in _SCOPES:
         tables[f"paths-{scope}"] = frames.path_rows(finished, scope)
         for run in finished:
             tables[f"blocks-{scope}-{slugs[run.name]}"] = frames.block_rows(run, scope)
     plots = tuple(f"{quantity}-end" for quantity in frames.QUANTITIES)
-    numbers = tuple(Column(name, title, "e3" if name == "macs" else "g4") for name, title in charts.MEASURES.items())
+    numbers = tuple(Column(name, title, "e3" if name == "macs" else "g4") for name, title in _MEASURES.items())
     totals = []
     for run in finished:
         if run.result is not None:
@@ -29,9 +38,9 @@ def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: M
             totals.append(f"{run.name}: {amounts}.")
     variants = {
         f"{quantity}-{scope}": Variant(
-            charts.paths(quantity, f"paths-{scope}", len(finished)), (f"paths-{scope}",), f"By path: {title}, {told}"
+            _paths_chart(quantity, f"paths-{scope}", len(finished)), (f"paths-{scope}",), f"By path: {title}, {told}"
         )
-        for quantity, title in charts.MEASURES.items()
+        for quantity, title in _MEASURES.items()
         for scope, told in _SCOPES.items()
     }
     summary = f"Stacked bars, one for each run. Whole runs: {' '.join(totals)}"
@@ -48,11 +57,11 @@ def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: M
         rows = len({row["block"] for row in tables[f"blocks-end-{slug}"]})
         own = {
             f"{quantity}-{scope}": Variant(
-                charts.blocks(quantity, f"blocks-{scope}-{slug}", tops[quantity, scope], rows),
+                _blocks_chart(quantity, f"blocks-{scope}-{slug}", tops[quantity, scope], rows),
                 (f"blocks-{scope}-{slug}",),
                 f"{run.name} by block: {title}, {told}",
             )
-            for quantity, title in charts.MEASURES.items()
+            for quantity, title in _MEASURES.items()
             for scope, told in _SCOPES.items()
         }
         columns = (Column("block", "block"), Column("path", "path"), *numbers)
@@ -60,12 +69,9 @@ def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: M
             f"Stacked bars: what each block of {run.name} cost, by path; what is outside a block has its layer's name."
         )
         figures.append(Figure(f"blocks-{slug}", told, columns, own, width=width_of(len(finished)), plots=plots))
-    old = [
-        run.name for run in finished if any(row["path"] == frames.ALL_PATHS for row in frames.block_rows(run, "end"))
-    ]
-    notes = [f"Grey: the paths of each block were not kept by {', '.join(old)}."] if old else []
+    notes = []
     for run in finished:
-        if run.result is not None and (ops := run.result.hardware["end"].get("unpriced")):
+        if run.result is not None and (ops := run.result.hardware["end"]["unpriced"]):
             notes.append(f"BitFusion has no price for {len(ops)} ops of {run.name}, such as {', '.join(ops[:3])}.")
     return Panel(
         "cost",
@@ -87,3 +93,37 @@ def _dearest(rows: Iterable[frames.Row], quantity: str) -> float:
     for row in rows:
         sums[row["block"]] = sums.get(row["block"], 0.0) + row[quantity]
     return max(sums.values())
+
+
+def _paths_chart(quantity: str, table: str, runs: int) -> Spec:
+    """The cost of forward, error backward and weight gradient of each run."""
+    return plain(_by_path("run", quantity, table, alt.Undefined), height=34 * runs)
+
+
+def _blocks_chart(quantity: str, table: str, top: float, rows: int) -> Spec:
+    """The cost of each block of a run, split by path; ``top`` is the end of the axis."""
+    return plain(_by_path("block", quantity, table, alt.Scale(domainMax=top)), height=BAR * rows)
+
+
+def _by_path(rows: str, quantity: str, table: str, scale: Any) -> Any:
+    axis = alt.Axis(format=number_format(quantity), tickCount=6)
+    return (
+        alt.Chart(alt.NamedData(name=table))
+        .mark_bar()
+        .encode(
+            y=names(rows),
+            x=alt.X(f"{quantity}:Q", title=_MEASURES[quantity], axis=axis, scale=scale),
+            color=alt.Color(
+                "path:N",
+                title=None,
+                sort=None,
+                scale=alt.Scale(domain=list(frames.PATHS.values()), range=list(PATH_COLOURS)),
+            ),
+            order=alt.Order("path_order:Q"),
+            tooltip=[
+                alt.Tooltip(f"{rows}:N"),
+                alt.Tooltip("path:N"),
+                alt.Tooltip(f"{quantity}:Q", title=_MEASURES[quantity], format=".4~s"),
+            ],
+        )
+    )

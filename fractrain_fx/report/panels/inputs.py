@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fractrain_fx.report import charts, frames
+import altair as alt
+
+from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+from fractrain_fx.report.spec import Spec, names, plain, run_colour
 
 __all__ = ["by_input"]
 
 
-def by_input(gated: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel | None:
-    """The panel; adds the tables that its figures name. ``None`` where no run measured its gates' choices."""
+def by_input(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel | None:
+    """The panel; adds the tables that its figures name. ``None`` if no run measured its gates' choices."""
+    gated = [run for run in runs if run.options]
     rows = frames.information_rows(gated)
     if not rows:
         return None
     tables["information"] = rows
-    names = list(dict.fromkeys(row["run"] for row in rows))
+    shown = list(dict.fromkeys(row["run"] for row in rows))
     last = {row["run"]: row for row in rows}
     told = ", ".join(f"{name} {row['information']:.3f} bits a block" for name, row in last.items())
     figures = [
@@ -31,7 +35,7 @@ def by_input(gated: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: M
                 Column("configurations", "configurations", "d"),
                 Column("commonest", "most frequent configuration, % of samples", "f1"),
             ),
-            variants={"": Variant(charts.information(names), ("information",), "choice by input, every epoch")},
+            variants={"": Variant(_information_chart(shown), ("information",), "choice by input, every epoch")},
         )
     ]
     for run in gated:
@@ -54,5 +58,38 @@ def _pictures(run: Run, table: str, rows: Sequence[frames.Row]) -> Figure:
         key=table,
         summary=f"{run.name}: test images from the cheapest (cp {low:.2f} %) and from the dearest (cp {high:.2f} %).",
         columns=(Column("end", "images with"), Column("place", "place", "d"), Column("cp", "cp, %", "g4")),
-        variants={"": Variant(charts.samples(table), (table,), f"{run.name}: cheapest and dearest test images")},
+        variants={"": Variant(_samples_chart(table), (table,), f"{run.name}: cheapest and dearest test images")},
     )
+
+
+def _information_chart(runs: Sequence[str]) -> Spec:
+    """Mutual information between sample and option over the epochs, one line for each run."""
+    chart = (
+        alt.Chart(alt.NamedData(name="information"))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(format="d", tickMinStep=1)),
+            y=alt.Y("information:Q", title="bits a block", scale=alt.Scale(domainMin=0)),
+            color=run_colour(runs),
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("epoch:Q"),
+                alt.Tooltip("information:Q", title="bits a block", format=".3f"),
+                alt.Tooltip("configurations:Q"),
+                alt.Tooltip("commonest:Q", title="most frequent configuration, % of samples", format=".1f"),
+            ],
+        )
+    )
+    return plain(chart, height=220)
+
+
+def _samples_chart(table: str) -> Spec:
+    """Pictures of the samples at both ends, from the extreme inwards."""
+    base = alt.Chart(alt.NamedData(name=table)).encode(
+        x=alt.X("place:O", title=None, axis=None),
+        y=names("end"),
+        tooltip=[alt.Tooltip("end:N"), alt.Tooltip("cp:Q", title="cp, %", format=".3g")],
+    )
+    pictures = base.mark_image(width=48, height=48).encode(url="picture:N")
+    costs = base.mark_text(dy=34, fontSize=10).encode(text=alt.Text("cp:Q", format=".3g"))
+    return plain(pictures + costs, height=170)

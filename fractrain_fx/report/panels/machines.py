@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from fractrain_fx.report import charts, frames
+import altair as alt
+
+from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+from fractrain_fx.report.spec import BAR, Spec, names, plain, run_colour
 from fractrain_fx.summary.numbers import plain_number, time_unit
 
 __all__ = ["machines"]
 
+_TIMES = {"seconds": "training", "float32": "in float32", "bfloat16": "in bfloat16"}
 _COLUMNS = (
     Column("machine", "machine"),
     Column("run", "run"),
@@ -28,13 +32,13 @@ _COLUMNS = (
 )
 
 
-def machines(finished: Sequence[Run], tables: dict[str, list[frames.Row]]) -> Panel | None:
+def machines(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel | None:
     """The panel; adds the table of its figure. ``None`` if no machine has a price for any run."""
+    finished = [run for run in runs if run.result is not None]
     rows = frames.machine_rows(finished)
     if not rows:
         return None
     tables["machines"] = rows
-    runs = list(dict.fromkeys(row["run"] for row in rows))
     top = max(max(row["of_float32"], row["bfloat16_of_float32"] or 0.0) for row in rows)
     told = "; ".join(_told(row) for row in rows)
     figure = Figure(
@@ -42,9 +46,7 @@ def machines(finished: Sequence[Run], tables: dict[str, list[frames.Row]]) -> Pa
         summary=f"Bars: time of each run on each machine as a share of float32. {told}.",
         columns=_COLUMNS,
         variants={
-            "": Variant(
-                charts.machines([run.name for run in finished], top, len(rows)), ("machines",), "Time of training"
-            )
+            "": Variant(_chart([run.name for run in finished], top, len(rows)), ("machines",), "Time of training")
         },
     )
     return Panel(
@@ -55,7 +57,7 @@ def machines(finished: Sequence[Run], tables: dict[str, list[frames.Row]]) -> Pa
         "data and evaluation. Bars are relative to the same steps in float32 on that machine, ticks are bfloat16, and "
         "the times stand on the right. What a method leaves in float counts as bfloat16 if the machine has it.",
         (figure,),
-        notes=tuple(_notes(finished, rows, runs)),
+        notes=tuple(_notes(finished, rows)),
     )
 
 
@@ -66,7 +68,7 @@ def _told(row: frames.Row) -> str:
     return f"{row['run']} on {row['machine']}: {', '.join(told)}"
 
 
-def _notes(finished: Sequence[Run], rows: Sequence[frames.Row], runs: Sequence[str]) -> Iterator[str]:
+def _notes(finished: Sequence[Run], rows: Sequence[frames.Row]) -> Iterator[str]:
     if any(row["wider"] for row in rows):
         yield (
             "An asterisk marks machines without units for some precisions of a run, which they compute at the next "
@@ -88,5 +90,28 @@ def _notes(finished: Sequence[Run], rows: Sequence[frames.Row], runs: Sequence[s
                 f"{each.machine} has no price for {len(each.unpriced)} contractions of {name}, such as "
                 f"{', '.join(each.unpriced[:3])}: {left}."
             )
-    if old := [run.name for run in finished if run.result is not None and not run.result.machines]:
-        yield f"Not priced by the version that trained them: {', '.join(old)}. fractrain train --resume RUN adds it."
+
+
+def _chart(runs: Sequence[str], top: float, rows: int) -> Spec:
+    """The time of each run on each machine as a share of float32, with bfloat16 as a tick; ``top`` is the largest."""
+    share = alt.Scale(domain=[0, 1.2 * top])  # right of the bars, the times stand as text
+    bands = alt.Scale(paddingInner=0.2, paddingOuter=0.1)
+    base = alt.Chart(alt.NamedData(name="machines")).encode(
+        y=names("machine", scale=bands),
+        yOffset=alt.YOffset("run:N", sort=list(runs)),
+        tooltip=[
+            alt.Tooltip("machine:N"),
+            alt.Tooltip("run:N"),
+            *(alt.Tooltip(f"{name}:Q", title=f"{title}, s", format=".4~g") for name, title in _TIMES.items()),
+            alt.Tooltip("joules:Q", title="training, J", format=".4~g"),
+            alt.Tooltip("wider:N", title="computed wider"),
+        ],
+    )
+    bars = base.mark_bar(cornerRadiusEnd=2).encode(
+        x=alt.X("of_float32:Q", title="% of the time in float32", scale=share, axis=alt.Axis(tickCount=6)),
+        color=run_colour(runs),
+    )
+    ticks = base.transform_filter("isValid(datum.bfloat16_of_float32)").mark_tick(thickness=4)
+    labels = base.mark_text(align="right").encode(x=alt.value("width"), text="label:N")
+    layers = alt.layer(bars, ticks.encode(x="bfloat16_of_float32:Q"), labels)
+    return plain(layers, height=BAR * rows)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+
+import altair as alt
 
 from fractrain_fx.numerics import WatchedStep, read_steps
 from fractrain_fx.numerics.records import FILE
-from fractrain_fx.report import charts, frames
+from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+from fractrain_fx.report.spec import Spec, map_height, names, plain, span
 
 __all__ = ["numerics"]
 
@@ -59,24 +63,31 @@ def _map(run: Run, table: str, ops: int, steps: int) -> Figure:
         key=table,
         summary=f"A map of {ops} ops by {steps} watched steps: the least SQNR of the op's operands.",
         columns=(Column("sqnr", "least SQNR, dB", "f1"),),
-        variants={"": Variant(charts.ratio_map(table, ops), (table,), f"{run.name}: least SQNR of each op")},
+        variants={"": Variant(_map_chart(table, ops), (table,), f"{run.name}: least SQNR of each op")},
         pivot=("op", "end", "sqnr"),
         picks=("op", "op"),
     )
 
 
 def _curves(run: Run, table: str, ops: Sequence[str]) -> list[Figure]:
-    drawn = (("ratios", charts.op_ratios, "SQNR of each operand"), ("ranges", charts.op_ranges, "largest values"))
+    # Name of the figure, field of the table, title of the axis and its scale, and title of the figure.
+    drawn = (
+        ("ratios", "sqnr", "SQNR, dB", alt.Scale(zero=False), "SQNR of each operand"),
+        ("ranges", "largest", "largest value", alt.Scale(type="log"), "largest values"),
+    )
     return [
         Figure(
             key=f"{table}-{name}",
             summary=f"Curves over the watched steps, one for each operand of the chosen op: {title}.",
             columns=_CURVES,
-            variants={op: Variant(draw(table, op), (table,), f"{run.name}, {op}: {title}") for op in ops},
+            variants={
+                op: Variant(_curves_chart(table, op, field, axis, scale), (table,), f"{run.name}, {op}: {title}")
+                for op in ops
+            },
             width="half",
             plots=(),
         )
-        for name, draw, title in drawn
+        for name, field, axis, scale, title in drawn
     ]
 
 
@@ -128,3 +139,50 @@ def _starts(ends: Sequence[int]) -> dict[int, int]:
 def _worst(worse: object, one: float | None, other: float | None) -> float | None:
     known = [x for x in (one, other) if x is not None]
     return worse(known) if known else None  # type: ignore[operator]
+
+
+def _map_chart(table: str, ops: int) -> Spec:
+    """The least signal-to-noise ratio of each op over the steps."""
+    chart = (
+        alt.Chart(alt.NamedData(name=table))
+        .mark_rect(cursor="pointer")
+        .encode(
+            x=span("step", "~s"),
+            x2="end:Q",
+            y=names("op"),
+            color=alt.Color(
+                "sqnr:Q", title="least SQNR, dB", scale=alt.Scale(range="heatmap", interpolate="rgb", clamp=True)
+            ),
+            tooltip=[
+                alt.Tooltip("op:N"),
+                alt.Tooltip("end:Q", title="step", format="d"),
+                alt.Tooltip("sqnr:Q", title="least SQNR, dB", format=".1f"),
+                alt.Tooltip("operand:N"),
+            ],
+        )
+    )
+    return plain(chart, height=map_height(ops))
+
+
+def _curves_chart(table: str, op: str, field: str, title: str, scale: alt.Scale) -> Spec:
+    """One number of each operand of one op over the steps."""
+    chart = (
+        alt.Chart(alt.NamedData(name=table))
+        .transform_filter(f"datum.op === {json.dumps(op)} && isValid(datum.{field})")
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("step:Q", title="step", axis=alt.Axis(format="~s")),
+            y=alt.Y(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(format="~g")),
+            color=alt.Color("operand:N", title=None, sort=None),
+            tooltip=[
+                alt.Tooltip("operand:N"),
+                alt.Tooltip("step:Q", format="d"),
+                alt.Tooltip("sqnr:Q", title="SQNR, dB", format=".1f"),
+                alt.Tooltip("underflowed:Q", title="underflowed, %", format=".3g"),
+                alt.Tooltip("clipped:Q", title="clipped, %", format=".3g"),
+                alt.Tooltip("zero:Q", title="zero, %", format=".3g"),
+                alt.Tooltip("largest:Q", title="largest value", format=".3g"),
+            ],
+        )
+    )
+    return plain(chart, height=240)

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from glob import escape
 from pathlib import Path
 
+import altair as alt
+
 from fractrain_fx.config import Pin
 from fractrain_fx.config.plain import read_yaml
 from fractrain_fx.numerics.allocation.allocation import FILE as ALLOCATION
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.numerics.sensitivity.result import FILE
-from fractrain_fx.report import charts, frames
+from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+from fractrain_fx.report.spec import Spec, map_height, names, plain
 
 __all__ = ["sensitivity"]
 
@@ -55,9 +58,7 @@ def _map(run: Run, table: str, ops: int, title: str, *, noise: bool) -> Figure:
         key=table,
         summary=f"A heat map of {ops} ops by width: {title} for {what}.",
         columns=(Column("value", title, "g3"),),
-        variants={
-            "": Variant(charts.harm_map(table, ops, title, percent=noise), (table,), f"{run.name}: {what}, {title}")
-        },
+        variants={"": Variant(_chart(table, ops, title, percent=noise), (table,), f"{run.name}: {what}, {title}")},
         pivot=("op", "column", "value"),
         width="half",
     )
@@ -98,3 +99,42 @@ def _words(pin: Pin | None, bits: int, *, noise: bool) -> str:
         return ""
     stages = [str(number) for number, each in enumerate(widths, 1) if each == bits]
     return "chosen" if len(widths) == 1 else f"chosen in stage {', '.join(stages)}"
+
+
+def _chart(table: str, ops: int, title: str, *, percent: bool) -> Spec:
+    """What rounding does to the loss, for each op and width; rings mark the widths that were chosen.
+
+    Args:
+        table: the rows.
+        ops: their number.
+        title: of the colours.
+        percent: whether values are shares.
+    """
+    base = alt.Chart(alt.NamedData(name=table)).encode(
+        x=alt.X(
+            "column:N", title=None, sort=None, axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False)
+        ),
+        y=names("op"),
+    )
+    tooltip = [
+        alt.Tooltip("op:N"),
+        alt.Tooltip("operand:N"),
+        alt.Tooltip("bits:Q", format="d"),
+        alt.Tooltip("value:Q", title=title, format=".3~%" if percent else ".3~g"),
+        alt.Tooltip("chosen:N"),
+    ]
+    # Values at or below 0 have no logarithm, and harm nothing.
+    cells = base.mark_rect().encode(
+        color=alt.Color(
+            "shade:Q",
+            scale=alt.Scale(range="heatmap", interpolate="rgb"),
+            legend=alt.Legend(title=f"{title}, powers of ten", titleLimit=0),
+        ),
+        tooltip=tooltip,
+    )
+    rings = (
+        base.transform_filter("datum.chosen !== ''")
+        .mark_point(shape="circle", size=50, strokeWidth=2, opacity=1)
+        .encode(fill=alt.value("white"), stroke=alt.value("black"), tooltip=tooltip)
+    )
+    return plain(cells + rings, height=map_height(ops))

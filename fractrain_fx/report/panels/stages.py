@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fractrain_fx.report import charts, frames
+import altair as alt
+
+from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Figure, Panel, Variant, width_of
+from fractrain_fx.report.spec import BAR, Spec, plain, run_colour, span
 
 __all__ = ["stages"]
 
+_MANY_STAGES = 6  # with more stages there is no room for their names
 
-def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, str]) -> Panel:
-    """The panel; ``rows`` are the rows of the stages' table."""
+
+def stages(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel:
+    """The panel; adds the tables of its figures, apart from that of all epochs."""
+    tables["segments"] = [row for run in runs for row in frames.segment_rows(run)]
+    tables["stages"] = rows = frames.stage_rows(runs)
     columns = (
         Column("epoch", "epoch", "d"),
         Column("level", "stage"),
@@ -29,7 +36,7 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
             key=f"cost-{slugs[run.name]}",
             summary=_stage_story(run),
             columns=columns,
-            variants={"": Variant(_cost_chart(run, top), ("epochs", "segments"), f"{run.name}: cost of each epoch")},
+            variants={"": Variant(_epochs_chart(run, top), ("epochs", "segments"), f"{run.name}: cost of each epoch")},
             where={"run": [run.name]},
             width=width_of(len(runs)),
         )
@@ -38,10 +45,8 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
     shown = [
         ("cp_total", "Simulated cost by stage", "cp_total, % of full precision"),
         ("bitfusion_step", "BitFusion estimate by stage", "ms a step"),
+        ("measured_step", "Measured time by stage", "ms a step"),
     ]
-    timed = any(row["measured_step"] is not None for row in rows)
-    measured = ("measured_step", "ms a step") if timed else ("epoch_seconds", "s an epoch, evaluation included")
-    shown.append((measured[0], "Measured time by stage", measured[1]))
     names = [run.name for run in runs]
     stage_columns = (
         Column("run", "run"),
@@ -58,7 +63,7 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
         if any(row[field] is not None for row in rows):
             told = ", ".join(f"{row['run']} {row['stage']}: {row[field]:.4g}" for row in rows if row[field] is not None)
             bars = sum(row[field] is not None for row in rows)
-            variant = Variant(charts.stages(field, title, names, bars), ("stages",), heading)
+            variant = Variant(_stages_chart(field, title, names, bars), ("stages",), heading)
             key = f"stages-{field.replace('_', '-')}"
             figures.append(Figure(key, f"Bars: {title}. {told}.", stage_columns, {"": variant}, width="third"))
     notes = []
@@ -66,8 +71,6 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
     if uncounted:
         counts = ", ".join(f"{count} in {name}" for name, count in uncounted.items())
         notes.append(f"No formula counts some contractions, which are in no share of cost: {counts}.")
-    if not timed:
-        notes.append("The time of steps was not kept by these runs: epochs are shown, with their evaluation.")
     known = [(run.name, run.settings.frac) for run in runs if run.settings is not None]
     lighter = [name for name, frac in known if frac.dispatches or frac.may_use_codes]
     if left_out := [name for name, frac in known if frac.dispatches]:
@@ -97,11 +100,6 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
     )
 
 
-def _cost_chart(run: Run, top: float) -> dict[str, Any]:
-    steered = any(stage.target is not None for stage in run.stages)
-    return charts.cost(run.name, top, stages=len(run.stages), steered=steered)
-
-
 def _stage_story(run: Run) -> str:
     parts = [
         f"{stage.shown}, epochs {stage.first} to {stage.last}, cp at the end {100 * stage.records[-1].row.cp:.2f} %"
@@ -111,3 +109,78 @@ def _stage_story(run: Run) -> str:
     return (
         f"cp and cp_total of each epoch over the stages of {run.name}. {'; '.join(parts)}. Turning points: {turning}."
     )
+
+
+def _epochs_chart(run: Run, top: float) -> Spec:
+    """The cost of each epoch: cp against its target, cp_total, and stages as bands.
+
+    Args:
+        run: the run.
+        top: end of the axis, in per cent.
+    """
+    steered = any(stage.target is not None for stage in run.stages)
+    mine = f"datum.run === {run.name!r}"
+    segments = alt.Chart(alt.NamedData(name="segments")).transform_filter(mine)
+    segments = segments.transform_calculate(start="datum.first - 0.5", end="datum.last + 0.5")
+    x = span("epoch", "d")
+    bands = segments.mark_rect(stroke=None).encode(
+        x=x, x2="end:Q", opacity=alt.condition("datum.stage_index % 2 === 1", alt.value(0.13), alt.value(0.04))
+    )
+    kinds = ["cp", "target cp", "cp_total"]
+    legend = alt.Legend(values=[kind for kind in kinds if steered or kind != "target cp"])
+    colour = alt.Color("measure:N", title=None, scale=alt.Scale(domain=kinds), legend=legend)
+    targets = (
+        segments.transform_filter("isValid(datum.target)")
+        .mark_rule(strokeDash=[6, 4], strokeWidth=2)
+        .encode(x=x, x2="end:Q", y=alt.Y("target:Q"), color=alt.Color(datum="target cp"))
+    )
+    y = alt.Y("share:Q", title="% of full-precision cost", scale=alt.Scale(domain=[0, top], nice=False))
+    lines = (
+        alt.Chart(alt.NamedData(name="epochs"))
+        .transform_filter(mine)
+        .transform_fold(["cp", "cp_total"], as_=["measure", "share"])
+        .mark_line(strokeWidth=2, strokeJoin="round", point=alt.OverlayMarkDef(size=22, filled=True))
+        .encode(
+            x="epoch:Q",
+            y=y,
+            color=colour,
+            tooltip=[
+                alt.Tooltip("epoch:Q"),
+                alt.Tooltip("level:N", title="stage"),
+                alt.Tooltip("measure:N", title="share"),
+                alt.Tooltip("share:Q", title="%", format=".4~g"),
+            ],
+        )
+    )
+    layers: list[Any] = [bands, lines, *([targets] if steered else [])]
+    if len(run.stages) <= _MANY_STAGES:
+        for odd in range(min(len(run.stages), 2)):  # on two lines, because a short stage is narrower than its name
+            names = segments.transform_filter(f"datum.stage_index % 2 === {odd}")
+            names = names.mark_text(align="left", baseline="top", dx=5, dy=4 + 14 * odd, fontSize=11)
+            layers.append(names.encode(x=x, y=alt.value(0), text="level:N"))
+    return plain(alt.layer(*layers), height=260)
+
+
+def _stages_chart(field: str, title: str, runs: Sequence[str], rows: int) -> Spec:
+    """One number of each stage of each run."""
+    chart = (
+        alt.Chart(alt.NamedData(name="stages"))
+        .transform_filter(f"isValid(datum['{field}'])")
+        .mark_bar(cornerRadiusEnd=2)
+        .encode(
+            y=alt.Y(
+                "key:N",
+                title=None,
+                sort=None,
+                axis=alt.Axis(ticks=False, domain=False, labelExpr="split(datum.label, '\\n')[1]"),
+            ),
+            x=alt.X(f"{field}:Q", title=title, axis=alt.Axis(tickCount=4)),
+            color=run_colour(runs),
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("stage:N"),
+                alt.Tooltip(f"{field}:Q", title=title, format=".4~g"),
+            ],
+        )
+    )
+    return plain(chart, height=BAR * rows)

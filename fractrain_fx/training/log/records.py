@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fractrain_fx.config.kinds import check_kinds
+from fractrain_fx.durable import writing
 from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.rows import EpochRow
 from fractrain_fx.errors import RunError
@@ -54,8 +55,6 @@ class EpochRecord:
         bitfusion_joules, bitfusion_seconds: cost of this epoch on BitFusion; ``None`` if it prices no op.
         mutual_information, configurations, commonest: how far the gates chose by input on the test samples
             (:class:`fractrain_fx.engine.InputDependence`); ``None`` without gates.
-
-    Fields that older versions did not write are ``None``.
     """
 
     row: EpochRow
@@ -65,8 +64,8 @@ class EpochRecord:
     lr: float
     total_macs: float
     seconds: float
-    steps: int | None = None
-    train_seconds: float | None = None
+    steps: int
+    train_seconds: float
     bitfusion_joules: float | None = None
     bitfusion_seconds: float | None = None
     mutual_information: float | None = None
@@ -127,8 +126,12 @@ class Start:
 
 
 def keep_start(out: Path, start: Start) -> None:
-    """Append to the run's ``starts.jsonl``."""
-    with (out / STARTS).open("a", encoding="utf-8") as file:
+    """Append to the run's ``starts.jsonl``.
+
+    Raises:
+        RunError: the disk is full, or the folder cannot be written to.
+    """
+    with writing(out / STARTS), (out / STARTS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(start)) + "\n")
 
 

@@ -14,7 +14,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
-from fractrain_fx.durable import write_text
+from fractrain_fx.durable import write_text, writing
 from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.rows import beside_shares
 from fractrain_fx.errors import RunError
@@ -53,7 +53,7 @@ class RunResult:
             block and op (:class:`fractrain_fx.hardware.run_cost.RunCost`).
         uncounted: number of contractions that no formula counts. No cost includes them.
         turning_steps: the optimizer steps before those stages.
-        machines: what the run would take on named machines; empty in results of older versions.
+        machines: what the run would take on named machines.
     """
 
     label: str
@@ -69,9 +69,9 @@ class RunResult:
     turning_points: tuple[int, ...]
     epochs: int
     hardware: dict[str, Any]
-    uncounted: int = 0
-    turning_steps: tuple[int, ...] = ()
-    machines: tuple[MachineRun, ...] = ()
+    uncounted: int
+    turning_steps: tuple[int, ...]
+    machines: tuple[MachineRun, ...]
 
     @classmethod
     def of(cls, label: str, metric: str, ledger: Ledger, progress: Progress, prices: StepPrices) -> RunResult:
@@ -127,8 +127,8 @@ class RunResult:
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            turns = {name: tuple(values.get(name, ())) for name in ("turning_points", "turning_steps")}
-            machines = tuple(map(MachineRun.from_dict, values.get("machines", ())))
+            turns = {name: tuple(values[name]) for name in ("turning_points", "turning_steps")}
+            machines = tuple(map(MachineRun.from_dict, values["machines"]))
             return cls(**values | turns | {"machines": machines})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
@@ -136,8 +136,13 @@ class RunResult:
             ) from error
 
     def to_json(self, path: Path) -> None:
-        """Write as JSON."""
-        write_text(path, json.dumps(self.to_dict(), indent=2))
+        """Write as JSON.
+
+        Raises:
+            RunError: the disk is full, or the folder cannot be written to.
+        """
+        with writing(path):
+            write_text(path, json.dumps(self.to_dict(), indent=2))
 
 
 @dataclass(frozen=True)
