@@ -6,6 +6,11 @@ comparisons is measured in the run that it is a share of.
 
 from __future__ import annotations
 
+from benchmarks.steady import steady
+
+if __name__ == "__main__":
+    steady()
+
 import argparse
 import random
 import time

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+from benchmarks.steady import steady
+
+if __name__ == "__main__":
+    steady()
+
 import argparse
-import time
 from collections.abc import Callable
 from statistics import median
 
@@ -14,6 +18,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from benchmarks.step.measure import seconds
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, Steps, fractrainify
 from fractrain_fx.numerics import watch
 from fractrain_fx.zoo.models import resnet38
@@ -50,7 +55,7 @@ def measure(build: Callable[[], nn.Module], config: FracConfig, batch: int, roun
     ratios: tuple[list[float], list[float]] = [], []
     with watch(ours, every=Steps(2)):
         for _ in range(rounds + 1):
-            before, watched, between, after = (_seconds(steps[each]) for each in (0, 1, 1, 0))
+            before, watched, between, after = (seconds(steps[each], "cpu") for each in (0, 1, 1, 0))
             for kept, taken in zip(ratios, (watched, between), strict=True):
                 kept.append(2 * taken / (before + after))
     return median(ratios[0][1:]), median(ratios[1][1:])
@@ -74,12 +79,6 @@ def _step(model: FracModel, images: Tensor, labels: Tensor) -> Callable[[], None
         optimizer.zero_grad()
 
     return step
-
-
-def _seconds(step: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

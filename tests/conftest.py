@@ -16,12 +16,20 @@ os.environ.pop("COLUMNS", None)  # pytest's workers set it, and tables obey it
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write the golden files anew instead of comparing")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis tries more examples in a run that includes the long tests."""
+    few = "not long" in config.option.markexpr
+    settings.register_profile("tests", deadline=None, max_examples=30 if few else 100)
+    settings.load_profile("tests")
 
 
 def pytest_collectstart() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["COMPILES_EXPERTS", "HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "marks", "some_long"]
+__all__ = ["COMPILES_EXPERTS", "HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "marks", "some_long", "thinned"]
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _hugging_face(kind: str, head: str, **sizes: Any) -> Callable[[], Case]:
 
 
 TIMM: dict[str, Callable[[], Case]] = {
-    "resnet18": _timm("resnet18"),
-    # Deep models have fewer layers than their names promise, of every kind of block, and Swin is narrower.
+    # Models have fewer layers than their names promise, of every kind of block, and Swin is narrower.
+    "resnet18": _timm("resnet18", layers=(2, 1, 1, 1)),
     "resnet50": _timm("resnet50", layers=(2, 1, 1, 1)),
     "mobilenetv2_100": _timm("mobilenetv2_100", drop_path_rate=0.1),
     "efficientnet_b0": _timm("efficientnet_b0", drop_path_rate=0.1),

@@ -202,7 +202,7 @@ def test_plan_gives_the_table_of_summarize_and_rewrites_nothing() -> None:
     keys = set(case.model.state_dict())
     dry = plan(case.model, example_inputs=case.args)
     assert set(case.model.state_dict()) == keys
-    wet = summarize(fractrainify(case.model, example_inputs=case.args))
+    wet = summarize(rewritten(case))
     assert (dry.macs, dry.targets, dry.reachable) == (wet.macs, wet.targets, wet.reachable)
     assert [op.precision for op in dry.ops] == [op.precision for op in wet.ops]
     assert "layer1.0" in str(dry) and "first contraction" in str(dry)

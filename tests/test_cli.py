@@ -96,8 +96,12 @@ def test_bad_input_gets_one_message_and_exit_code_2(
     assert main(["train", *quick, *flags]) == 2
     errors = capsys.readouterr().err
     assert message in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("flags", [["--method", "fractran"], ["--set", "gate.hiden=3"], ["--targets", "30"]])
+def test_debug_raises_what_was_wrong(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(FracTrainError):
-        main(["train", *quick, *flags, "--debug"])
+        main(["train", *QUICK, "--epochs", "1", "--out", str(tmp_path), *flags, "--debug"])
 
 
 def test_a_run_resumes_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +174,7 @@ def test_a_warning_has_one_line_without_a_place_inside_the_package(
     assert warnings.formatwarning is usual
 
 
-@pytest.mark.parametrize("width", ["80", "112"])
+@pytest.mark.parametrize("width", ["80", pytest.param("112", marks=pytest.mark.long)])
 def test_the_final_table_is_whole(
     width: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

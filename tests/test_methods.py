@@ -49,7 +49,7 @@ def test_trains_in_every_format(name: str, fmt: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     losses = []
     for _ in range(4):
-        for _ in range(5):
+        for _ in range(2):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             engine.loss(loss).backward()
@@ -57,7 +57,7 @@ def test_trains_in_every_format(name: str, fmt: str) -> None:
             optimizer.step()
             losses.append(loss.item())
         engine.end_epoch()
-    assert min(losses[-5:]) < losses[0]
+    assert min(losses[-2:]) < losses[0]
     assert [row.level for row in engine.ledger.rows] == LEVELS[name]
     for row in engine.ledger.rows:
         if row.level in COSTS:

@@ -8,6 +8,7 @@ from benchmarks.launches import launches, launches_compiled
 from benchmarks.step.subjects import Subject, next_token_loss, tokens
 from fractrain_fx.kernels.triton import fit
 from fractrain_fx.zoo.models.transformer import TransformerLM
+from tests.models import thinned
 
 pytest.importorskip("triton")
 
@@ -22,7 +23,8 @@ SMALL = Subject(
 
 # Counted exactly, and 87 for float: PFQ is below its goal of 2.0 times float, DFQ below 3.5.
 @pytest.mark.parametrize(
-    ("method", "most"), [("pfq", 152), ("dfq", 282), ("mxfp8", 155), ("fp8", 255), ("mxfp4", 427), ("nvfp4", 527)]
+    ("method", "most"),
+    thinned([("dfq", 282), ("pfq", 152), ("mxfp8", 155), ("nvfp4", 527), ("fp8", 255), ("mxfp4", 427)], 3),
 )
 def test_a_step_launches_no_more_than_it_did(method: str, most: int) -> None:
     assert launches(SMALL, method).total() <= most

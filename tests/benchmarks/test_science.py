@@ -23,11 +23,16 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.training import RunSettings, new_run
 
 
-def test_every_run_of_the_grids_is_a_valid_run_with_a_name_of_its_own() -> None:
-    runs = [run for grid in GRIDS.values() for run in grid]
-    assert len({run.name for run in runs}) == len(set(runs))
-    for run in runs:
-        settings = RunSettings.from_dict(run.values)
+@pytest.fixture(scope="module")
+def runs() -> list[tuple[Run, dict[str, Any]]]:
+    """The runs of all grids with their values."""
+    return [(run, run.values) for grid in GRIDS.values() for run in grid]
+
+
+def test_every_run_of_the_grids_is_a_valid_run_with_a_name_of_its_own(runs: list[tuple[Run, dict[str, Any]]]) -> None:
+    assert len({run.name for run, _ in runs}) == len({run for run, _ in runs})
+    for run, values in runs:
+        settings = RunSettings.from_dict(values)
         assert (settings.train.epochs, settings.train.seed) == (run.epochs, run.seed)
 
 
@@ -35,9 +40,10 @@ READ = {"static": ("precision",), "pfq": ("stages", "schedule"), "slu": ("gate",
 READ |= dict.fromkeys(("dfq", "fractrain"), ("options", "weight_bits", "targets", "gate", "schedule"))
 
 
-def test_a_run_names_all_that_its_method_reads_so_that_other_defaults_would_not_change_it() -> None:
-    for run in (run for grid in GRIDS.values() for run in grid):
-        values = run.values
+def test_a_run_names_all_that_its_method_reads_so_that_other_defaults_would_not_change_it(
+    runs: list[tuple[Run, dict[str, Any]]],
+) -> None:
+    for run, values in runs:
         missing = [name for name in READ.get(values["method"], ()) if name not in values]
         assert not missing, run.name
         assert "gate" not in values or {"init", "control"} <= values["gate"].keys(), run.name

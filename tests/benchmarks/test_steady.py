@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.steady import all_cores, steady
 
-_PROGRAMS = ("convolutions", "linears", "profile", "skipping", "step.__main__", "time_to_loss.__main__")
+_PROGRAMS: tuple[str, ...] = ("convolutions", "first_calls", "linears", "profile", "skipping", "watching")
+_PROGRAMS += ("step.__main__", "time_to_loss.__main__")
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ from tests.models import build, thinned
 
 GOLDEN = Path(__file__).parent / "golden"
 DOCS = Path(__file__).parents[2] / "docs"
-MODELS = ["resnet18", "vit_tiny_patch16_224", "llama", "t5", "multihead_attention"]
+MODELS = thinned(["resnet18", "vit_tiny_patch16_224", "llama", "t5", "multihead_attention"], 2)
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 
 

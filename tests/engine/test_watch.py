@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fractrain_fx import Engine, FracModel, GateConfig, Precision
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.nn.bits import stage_of
-from tests.plain import rewritten
+from tests.plain import rewrite, rewritten
 from tests.training.tiny import Plain
 
 Optimizer = torch.optim.Optimizer
@@ -52,13 +52,13 @@ def test_an_optimizer_from_before_the_rewrite_is_named(steps: int) -> None:
     original = Plain()
     optimizer = torch.optim.SGD(original.parameters(), lr=0.1)
     with pytest.raises(CostTermError, match=r"gates never learn.*built before fractrainify.*model\.param_groups\(\)"):
-        train(rewritten(model=original), optimizer, steps=steps, epochs=3)
+        train(rewrite(original), optimizer, steps=steps, epochs=3)
 
 
 def test_gates_that_stay_are_a_warning_before_the_epoch_has_ended() -> None:
     original = Plain()
     optimizer = torch.optim.Adam(original.parameters(), lr=0.1)
-    model = rewritten(model=original)
+    model = rewrite(original)
     engine = Engine(model)
     with pytest.warns(UserWarning, match="gates never learn"):
         for x, y in batches(4):
@@ -143,7 +143,7 @@ def test_sound_loops_are_told_nothing(method: str, name: str) -> None:
 def test_gates_of_an_optimizer_that_starts_later_are_no_error_where_the_engine_does_not_watch() -> None:
     original = Plain()
     optimizer = torch.optim.SGD(original.parameters(), lr=0.1)
-    model = rewritten(model=original)
+    model = rewrite(original)
     train(model, optimizer, Engine(model, watch=False))
 
 
@@ -151,7 +151,7 @@ def test_gates_of_an_optimizer_that_starts_later_are_no_error_where_the_engine_d
 def test_frozen_parts_and_unused_ones_are_not_missed() -> None:
     original = Plain()
     original.unused = nn.Linear(3, 3)
-    model = rewritten(model=original)
+    model = rewrite(original)
     model.stem.requires_grad_(False)
     train(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
 

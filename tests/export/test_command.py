@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel
 from fractrain_fx.cli import main
 from fractrain_fx.cli.export import deployment
 from fractrain_fx.config import AffineConfig
 from fractrain_fx.errors import FracTrainError, RunError
 from fractrain_fx.model.saved.named import architecture_in
+from tests.build import rewritten as build_rewritten
 from tests.deployable import Convolutions, bert, difference, llama, rewritten, vit
 
 pytest.importorskip("compressed_tensors", reason="needs the extra: pip install 'fractrain_fx[export]'")
@@ -59,11 +60,11 @@ def test_a_run_is_exported_and_training_ends_by_naming_the_command(
 def test_the_command_that_is_named_is_one_that_holds_the_precision(build: Any, settings: Any, told: str) -> None:
     inputs = (torch.randn(2, 3, 32, 32),) if build is Convolutions else ()
     config = FracConfig(**{"method": "static"} | settings)
-    assert told in deployment(Path("run"), fractrainify(build(), config=config, example_inputs=inputs or None))
+    assert told in deployment(Path("run"), build_rewritten(build(), *inputs, config=config))
 
 
 def test_a_float_run_names_no_command() -> None:
-    assert deployment(Path("run"), fractrainify(vit(), config=FracConfig(method="float"))) == ""
+    assert deployment(Path("run"), build_rewritten(vit(), method="float")) == ""
 
 
 @pytest.mark.long

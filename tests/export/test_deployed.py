@@ -125,7 +125,7 @@ class TestGates:
     def gated() -> Any:
         torch.manual_seed(0)
         config = FracConfig.paper("dfq", run=RunConfig(backend="plain"))
-        model = build_rewritten(resnet20(), torch.randn(2, 3, 32, 32), config=config, check=True)
+        model = build_rewritten(resnet20(), torch.randn(2, 3, 32, 32), config=config)
         with torch.no_grad():
             model(torch.randn(4, 3, 32, 32))
         return model.eval()

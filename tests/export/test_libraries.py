@@ -65,24 +65,20 @@ def test_integer_levels_pack_few_bits_and_give_what_deployed_gives(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("format", "bits", "words"), [("mx", 8, "1.75"), ("mx", 4, "1.75"), ("nvfp4", 4, "fixed")])
-def test_block_formats_load_and_say_what_is_otherwise(tmp_path: Path, format: str, bits: int, words: str) -> None:
+def test_block_formats_load_with_the_weights_of_evaluation_and_say_what_is_otherwise(
+    tmp_path: Path, format: str, bits: int, words: str
+) -> None:
+    from compressed_tensors.compressors import decompress_module
+
     model = rewritten(llama(), format=format, precision=Precision(bits, bits), attention="float")
     found, written = loaded(model, tmp_path, **({"batches": [call(model)]} if format == "nvfp4" else {}))
     assert found < 0.3 and any(words in note for note in written.notes)
     assert any("bfloat16" in note for note in written.notes)
-
-
-def test_the_weights_of_block_formats_are_those_of_evaluation(tmp_path: Path) -> None:
-    from compressed_tensors.compressors import decompress_module
-
-    for format, bits in (("mx", 8), ("mx", 4), ("nvfp4", 4)):
-        model = rewritten(llama(), format=format, precision=Precision(bits, bits), attention="float")
-        loaded(model, tmp_path / f"{format}{bits}", **({"batches": [call(model)]} if format == "nvfp4" else {}))
-        again: Any = type(model._state.original).from_pretrained(tmp_path / f"{format}{bits}")  # type: ignore[attr-defined]
-        layer = again.model.layers[0].mlp.up_proj
-        decompress_module(layer)
-        ours: Any = model.deployed()
-        assert difference([ours.model.layers[0].mlp.up_proj.weight], [layer.weight.float()]) < 2**-7  # bfloat16
+    again: Any = type(model._state.original).from_pretrained(tmp_path)  # type: ignore[attr-defined]
+    layer = again.model.layers[0].mlp.up_proj
+    decompress_module(layer)
+    ours: Any = model.deployed()
+    assert difference([ours.model.layers[0].mlp.up_proj.weight], [layer.weight.float()]) < 2**-7  # bfloat16
 
 
 def test_a_loaded_model_generates_the_tokens_of_the_deployed_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,6 @@ def shift(x: Tensor) -> float:
     return float(2.0 ** round(math.log2(x.abs().max().item())))
 
 
-@settings(deadline=None)
 @given(x=VALUES, bits=BITS)
 def test_activations_go_to_the_nearest_number_of_a_fixed_grid(x: Tensor, bits: int) -> None:
     rounded = WAGEUBN.activation(x, bits, RANGE)
@@ -36,14 +35,12 @@ def test_activations_go_to_the_nearest_number_of_a_fixed_grid(x: Tensor, bits: i
     assert torch.equal(WAGEUBN.activation(rounded, bits, RANGE), rounded)
 
 
-@settings(deadline=None)
 @given(x=VALUES, bits=BITS)
 def test_weights_saturate_one_step_below_one(x: Tensor, bits: int) -> None:
     step = 2.0 ** (1 - bits)
     assert torch.equal(WAGEUBN.weight(x, bits, dim=0).double(), direct(x, bits).clamp(-1 + step, 1 - step))
 
 
-@settings(deadline=None)
 @given(
     x=VALUES.filter(lambda x: x.abs().max() > 2.0**-94),
     bits=BITS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from fractrain_fx.engine import EpochRow
 from fractrain_fx.hardware.bitfusion import convolution, training_step
 from fractrain_fx.hardware.catalogue import find_machine
 from fractrain_fx.hardware.run_cost import RunCost, StepPrices, run_cost
-from fractrain_fx.zoo.models import resnet74
 from tests.build import rewritten
 from tests.hardware.trained import BATCH, METHODS, trained
 
@@ -115,16 +113,6 @@ def test_what_has_no_price_is_named() -> None:
     spent = run_cost(StepPrices(model, 2), [row])
     assert spent.unpriced == ("1",)
     assert spent.by("op")["1"].macs > 0 == spent.by("op")["1"].joules
-
-
-def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
-    model = rewritten(resnet74(), torch.rand(2, 3, 32, 32), method="dfq", weight_bits=4)
-    start = time.perf_counter()
-    prices = StepPrices(model, 128)
-    for op, cost in prices.ops:
-        for option in model.frac_config.options:
-            prices.of(op, cost, option, 4)
-    assert time.perf_counter() - start < 10
 
 
 def linears(**fields: Any) -> FracModel:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tests.integrations.stdlib_text import WhichModule
-from tests.integrations.tuning import TWO_STAGES, Tuner, arguments, bert, rewritten
+from tests.integrations.tuning import Tuner, arguments, rewritten_bert
 
 
 def main(out: Path) -> None:
@@ -18,7 +18,7 @@ def main(out: Path) -> None:
     args = arguments(out, gradient_accumulation_steps=2, save_strategy="steps", save_steps=1)
     seen = {}
     for name, checkpoint in (("whole", None), ("resumed", f"{out}/checkpoint-1")):
-        model = rewritten(bert(), rows, TWO_STAGES)
+        model = rewritten_bert()
         trainer = Tuner(model, args, train_dataset=rows)
         trainer.train(resume_from_checkpoint=checkpoint)
         seen[name] = {

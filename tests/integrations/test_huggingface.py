@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from fractrain_fx.errors import (
 from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin, WatchCallback
 from fractrain_fx.numerics import read_steps
 from tests.integrations.stdlib_text import VOCABULARY, NextWord, WhichModule, batch
-from tests.integrations.tuning import TWO_STAGES, Tuner, arguments, bert, rewritten
+from tests.integrations.tuning import TWO_STAGES, Tuner, arguments, bert, rewritten, rewritten_bert
 from tests.models import thinned
 
 
@@ -89,7 +88,7 @@ def trainer_of(kind: str, model: FracModel, args: TrainingArguments, rows: Any, 
 def test_bert_learns_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_alone(kind: str, tmp_path: Path) -> None:
     rows = WhichModule(20)  # 5 batches: steps of 2, 2 and 1
     args = arguments(tmp_path, gradient_accumulation_steps=2, save_strategy="steps", save_steps=1)
-    model = rewritten(bert(), rows)
+    model = rewritten_bert()
     trainer, engine = trainer_of(kind, model, args, rows)
     model.calibrate([batch(rows, 8)])
     before = trainer.evaluate()["eval_loss"]
@@ -104,7 +103,7 @@ def test_bert_learns_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_al
     assert trainer.evaluate()["eval_loss"] < before
 
     for step in (2, 3):  # in the middle of an epoch, and at its end
-        again = rewritten(bert(), rows)
+        again = rewritten_bert()
         other, resumed = trainer_of(kind, again, args, rows)
         other.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-{step}")
         assert_same(weights(again), weights(model))
@@ -115,40 +114,40 @@ def test_bert_learns_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_al
 def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
     rows = WhichModule(20)
     config = FracConfig(method="pfq", schedule="manual", run=RunConfig(length=3), stages="FW(4,6,8)/BW(6,6,8)")
-    trainer, engine = trainer_of("mixin", rewritten(bert(), rows, config), arguments(tmp_path), rows, stage_steps=4)
+    trainer, engine = trainer_of("mixin", rewritten_bert(config), arguments(tmp_path), rows, stage_steps=4)
     trainer.train()
     assert [row.samples for row in engine.ledger.rows] == [32, 32, 16]
     assert [row.level for row in engine.ledger.rows] == ["FW-4/BW-6", "FW-6/BW-6", "FW-8/BW-8"]
     with pytest.raises(ConfigError, match="stage_steps"):
-        FracTrainCallback(rewritten(bert(), rows), stage_steps=0)
+        FracTrainCallback(rewritten_bert(), stage_steps=0)
 
 
 def test_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
     rows = WhichModule(20)  # 5 steps an epoch
     config = FracConfig(method="pfq", schedule="manual", stages="FW(4,8)/BW(6,8)")
-    callback = FracTrainCallback(rewritten(bert(), rows, config))
+    callback = FracTrainCallback(rewritten_bert(config))
     with pytest.raises(InputError, match="schedule='manual' divides the run, whose length Trainer knows"):
         _ = callback.engine
     trainer = Trainer(callback.model, arguments(tmp_path), train_dataset=rows, callbacks=[callback])
     trainer.train()
     assert [row.level for row in callback.engine.ledger.rows] == ["FW-4/BW-6", "FW-8/BW-8"]
 
-    split = Tuner(rewritten(bert(), rows, config), arguments(tmp_path), train_dataset=rows, stage_steps=4)
+    split = Tuner(rewritten_bert(config), arguments(tmp_path), train_dataset=rows, stage_steps=4)
     split.train()  # 4, 4 and 2 steps
     assert [row.level for row in split.engine.ledger.rows] == ["FW-4/BW-6", "FW-4/BW-6", "FW-8/BW-8"]
 
     late = config.replace(schedule=Fixed(turns=(0.6,), every=Steps(2)))
     saving = arguments(tmp_path / "late", save_strategy="steps", save_steps=7)
-    whole = Tuner(rewritten(bert(), rows, late), saving, train_dataset=rows)
+    whole = Tuner(rewritten_bert(late), saving, train_dataset=rows)
     whole.train()
     assert whole.engine.ledger.turning_steps == (6,)
-    resumed = Tuner(rewritten(bert(), rows, late), saving, train_dataset=rows)
+    resumed = Tuner(rewritten_bert(late), saving, train_dataset=rows)
     resumed.train(resume_from_checkpoint=f"{tmp_path}/late/checkpoint-7")
     assert resumed.engine.ledger.to_dict() == whole.engine.ledger.to_dict()
 
     tokens = late.replace(**{"schedule.every": Tokens(100)})
     with pytest.raises(ConfigError, match=r"length=Tokens"):
-        Tuner(rewritten(bert(), rows, tokens), arguments(tmp_path), train_dataset=rows).train()
+        Tuner(rewritten_bert(tokens), arguments(tmp_path), train_dataset=rows).train()
 
 
 @pytest.mark.long
@@ -157,19 +156,19 @@ def test_a_stage_may_begin_at_any_step_or_token_and_a_resumed_run_goes_on_there(
     clock = Fixed((Steps(6),), every=Steps(3))
     config = FracConfig(method="pfq", format="mx", stages="FW(4,8)/BW(4,8)", schedule=clock)
     saving = arguments(tmp_path, save_strategy="steps", save_steps=5)
-    trainer, engine = trainer_of("mixin", rewritten(bert(), rows, config), saving, rows)
+    trainer, engine = trainer_of("mixin", rewritten_bert(config), saving, rows)
     trainer.train()
     assert engine.ledger.turning_steps == (6,) and engine.state_dict()["clock"]["steps"] == 10
-    again, resumed = trainer_of("mixin", rewritten(bert(), rows, config), saving, rows)
+    again, resumed = trainer_of("mixin", rewritten_bert(config), saving, rows)
     again.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-5")
     assert resumed.ledger.to_dict() == engine.ledger.to_dict()
     tokens = config.replace(schedule=Fixed((Tokens(400),), every=Tokens(200)))
-    trainer, engine = trainer_of("callback", rewritten(bert(), rows, tokens), arguments(tmp_path / "tokens"), rows)
+    trainer, engine = trainer_of("callback", rewritten_bert(tokens), arguments(tmp_path / "tokens"), rows)
     trainer.train()
     (turn,) = engine.ledger.turning_steps
     assert 0 < turn < 10 and engine.state_dict()["clock"]["tokens"] > 400
     with pytest.raises(ConfigError, match="both say when"):
-        FracTrainCallback(rewritten(bert(), rows, config), stage_steps=4)
+        FracTrainCallback(rewritten_bert(config), stage_steps=4)
 
 
 class Watched(Tuner):
@@ -197,7 +196,7 @@ def test_the_cost_term_is_as_strong_under_accumulation(scaled: bool, tmp_path: P
             tmp_path, per_device_train_batch_size=batch_size, gradient_accumulation_steps=accumulate, max_steps=2
         )
         none = lambda outputs, labels, num_items_in_batch: 0 * outputs["logits"].sum()  # noqa: E731
-        model = rewritten(bert(), rows, config, labels=False)
+        model = rewritten_bert(config, labels=False)
         trainer = Watched(model, args, train_dataset=rows, compute_loss_func=none)
         trainer.loss_is_scaled_for_ga = scaled
         trainer.train()
@@ -252,7 +251,7 @@ def test_tied_weights_are_saved_and_loaded_and_the_checkpoint_is_a_saved_model(t
 def test_label_smoothing_model_init_and_half_precision_go_with_the_mixin(tmp_path: Path) -> None:
     rows = WhichModule(8)
     args = arguments(tmp_path, label_smoothing_factor=0.1, bf16=True, gradient_accumulation_steps=2, num_train_epochs=1)
-    make = lambda: rewritten(bert(), rows, labels=False)  # noqa: E731
+    make = lambda: rewritten_bert(labels=False)  # noqa: E731
     trainer = Tuner(None, args, train_dataset=rows, model_init=make)
     trainer.train()
     (entry,) = (entry for entry in trainer.state.log_history if "loss" in entry)
@@ -265,7 +264,7 @@ def test_generation_and_pipelines_go_through_the_original_class(tmp_path: Path) 
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     rows = WhichModule(8)
-    model = rewritten(bert(), rows)
+    model = rewritten_bert()
     trainer, _ = trainer_of("mixin", model, arguments(tmp_path, num_train_epochs=1), rows)
     trainer.train()
     core = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "mean": 3, "archive": 4}, unk_token="[UNK]"))
@@ -295,7 +294,7 @@ def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -
     rows = WhichModule(4)
     with pytest.raises(ConfigError, match="fractrainify"):
         Tuner(bert(), arguments(tmp_path), train_dataset=rows)
-    callback = FracTrainCallback(rewritten(bert(), rows))
+    callback = FracTrainCallback(rewritten_bert())
     with pytest.raises(ConfigError, match="restore"):
         fractrainify(callback.model, example_kwargs=batch(rows), check=False)
     trainer = Trainer(bert(), arguments(tmp_path), train_dataset=rows, callbacks=[callback])
@@ -307,9 +306,9 @@ def test_sharding_by_trainer_names_what_shards_a_rewritten_model(tmp_path: Path)
     rows: Any = WhichModule(4)
     args: Any = arguments(tmp_path)
     args.fsdp = True  # set later, because TrainingArguments(fsdp=True) changes the environment of this process
-    callback = FracTrainCallback(rewritten(bert(), rows))
+    callback = FracTrainCallback(rewritten_bert())
     with pytest.raises(ConfigError, match=r"fractrain_fx\.distributed\.fully_shard"):
-        Tuner(rewritten(bert(), rows), args, train_dataset=rows)
+        Tuner(rewritten_bert(), args, train_dataset=rows)
     with pytest.raises(ConfigError, match=r"fractrain_fx\.distributed\.fully_shard"):
         callback.on_init_end(args, None, None)  # type: ignore[arg-type]
 
@@ -317,7 +316,7 @@ def test_sharding_by_trainer_names_what_shards_a_rewritten_model(tmp_path: Path)
 def test_a_trainer_without_the_mixin_is_told_to_write_it_and_one_around_an_engine_is_left_alone(tmp_path: Path) -> None:
     rows = WhichModule(4)
     args = arguments(tmp_path, max_steps=1)
-    model = rewritten(bert(), rows)
+    model = rewritten_bert()
     for given in (model, nn.Sequential(model)):
         with pytest.raises(
             ConfigError, match=r"class MyTrainer\(FracTrainMixin, Trainer\).*FracTrainCallback\(model\)"
@@ -364,10 +363,10 @@ def test_a_trainer_that_drops_the_cost_term_is_told_what_to_write(tmp_path: Path
     args = arguments(tmp_path, max_steps=1)
     for kind, words in ((Own, r"self\.engine\.loss\(loss\)"), (Forgets, "dropped the cost term")):
         with pytest.raises(CostTermError, match=words):
-            kind(rewritten(bert(), rows), args, train_dataset=rows).train()
-    Adds(rewritten(bert(), rows), args, train_dataset=rows).train()
+            kind(rewritten_bert(), args, train_dataset=rows).train()
+    Adds(rewritten_bert(), args, train_dataset=rows).train()
 
-    callback = FracTrainCallback(rewritten(bert(), rows, labels=False))
+    callback = FracTrainCallback(rewritten_bert(labels=False))
     smoothing = arguments(tmp_path, max_steps=1, label_smoothing_factor=0.1)
     with pytest.raises(CostTermError, match="FracTrainMixin"):
         Trainer(callback.model, smoothing, train_dataset=rows, callbacks=[callback]).train()
@@ -378,11 +377,11 @@ def test_checkpoints_of_another_trainer_and_bad_losses_are_errors(tmp_path: Path
     args = arguments(tmp_path, num_train_epochs=1, save_strategy="epoch")
     Trainer(bert(), args, train_dataset=rows).train()
     with pytest.raises(RunError, match="no state of FracTrain"):
-        Tuner(rewritten(bert(), rows), arguments(tmp_path), train_dataset=rows).train(resume_from_checkpoint=True)
+        Tuner(rewritten_bert(), arguments(tmp_path), train_dataset=rows).train(resume_from_checkpoint=True)
     spoilt = bert()
     with torch.no_grad():
         spoilt.classifier.bias.fill_(float("nan"))  # type: ignore[union-attr, operator]
-    model = copy.deepcopy(rewritten(bert(), rows))
+    model = rewritten_bert()
     model.load_state_dict(spoilt.state_dict())
     with pytest.raises(NonFiniteLossError, match="step 1 of epoch 1"):
         Tuner(model, arguments(tmp_path), train_dataset=rows).train()
@@ -394,11 +393,11 @@ def test_a_checkpoint_that_a_later_callback_asks_for_is_whole(tmp_path: Path) ->
             control.should_save = state.global_step == 1
 
     rows = WhichModule(8)
-    model = rewritten(bert(), rows)
+    model = rewritten_bert()
     trainer, engine = trainer_of("mixin", model, arguments(tmp_path), rows)
     trainer.add_callback(SaveNow())
     trainer.train()
-    again = rewritten(bert(), rows)
+    again = rewritten_bert()
     other, resumed = trainer_of("mixin", again, arguments(tmp_path), rows)
     other.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-1")
     assert_same(weights(again), weights(model))
@@ -436,7 +435,7 @@ def test_activation_checkpointing_trains_to_the_same_weights(tmp_path: Path) -> 
     found = []
     trainer: Any
     for changes in ({}, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}):
-        model = rewritten(bert(), rows)
+        model = rewritten_bert()
         trainer = Tuner(model, arguments(tmp_path, num_train_epochs=1, **changes), train_dataset=rows)
         trainer.train()
         assert model.is_gradient_checkpointing == trainer.model.is_activation_checkpointing == bool(changes)
@@ -462,7 +461,7 @@ def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_
     args = arguments(tmp_path, logging_steps=5, save_strategy="epoch", eval_strategy="epoch")
     config = FracConfig(method="pfq", schedule="manual", run=RunConfig(length=2), stages="FW(4,8)/BW(6,8)")
     trainer: Any
-    trainer, _ = trainer_of(kind, rewritten(bert(), rows, config), args, rows)
+    trainer, _ = trainer_of(kind, rewritten_bert(config), args, rows)
     handler = trainer.callback_handler.callbacks
     handler.insert(0, Reporter())
     trainer.train()
@@ -486,7 +485,7 @@ def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_
 @pytest.mark.parametrize("kind", thinned(["mixin", "callback"], 2))
 def test_a_callback_watches_the_numbers_of_a_training(kind: str, tmp_path: Path) -> None:
     rows = WhichModule(20)
-    trainer, _ = trainer_of(kind, rewritten(bert(), rows), arguments(tmp_path, num_train_epochs=1), rows)
+    trainer, _ = trainer_of(kind, rewritten_bert(), arguments(tmp_path, num_train_epochs=1), rows)
     callback = WatchCallback(every=2)
     trainer.add_callback(callback)
     trainer.train()

@@ -18,13 +18,14 @@ from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.lightning import FracTrainCallback, WatchCallback
 from fractrain_fx.numerics import read_steps
 from tests import build
-from tests.build import paper
+from tests.build import made_once, paper
 from tests.integrations.digits import digits
 from tests.training.tiny import TinyNet
 
 TWO_STAGES = paper(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
 
 
+@made_once
 def rewritten(config: FracConfig = TWO_STAGES) -> FracModel:
     torch.manual_seed(3)
     return build.rewritten(TinyNet(), torch.rand(2, 3, 8, 8), config=config)
@@ -79,8 +80,7 @@ class Seeded(Digits):
         torch.manual_seed(100 * self.current_epoch + batch_idx)
 
 
-@pytest.mark.parametrize("step", [3, 5])
-def test_digits_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_alone(step: int, tmp_path: Path) -> None:
+def test_digits_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_alone(tmp_path: Path) -> None:
     # Five batches an epoch: optimizer steps of 2, 2 and 1. Step 3 ends the first epoch; after step 5 one batch is left,
     # for which Lightning begins the data again, so that there only the counts are the same.
     by_step = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
@@ -91,15 +91,15 @@ def test_digits_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_alone(s
     rows = callback.engine.ledger.rows
     assert [(row.stage, row.samples) for row in rows] == [(0, 80), (1, 80)]
 
-    again, resumed = Seeded(rewritten()), FracTrainCallback()
-    other = trainer_of(resumed, tmp_path, **options)
-    other.fit(again, loaders()[0], ckpt_path=f"{tmp_path}/step={step}.ckpt", weights_only=False)
-    assert [(row.stage, row.samples) for row in resumed.engine.ledger.rows] == [(0, 80), (1, 80)]
-    if step == 3:
-        assert again.losses == module.losses[5:]
-        assert resumed.engine.ledger.to_dict() == callback.engine.ledger.to_dict()
-        mine, theirs = again.state_dict(), module.state_dict()
-        assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+    for step in (5, 3):
+        again, resumed = Seeded(rewritten()), FracTrainCallback()
+        other = trainer_of(resumed, tmp_path, **options)
+        other.fit(again, loaders()[0], ckpt_path=f"{tmp_path}/step={step}.ckpt", weights_only=False)
+        assert [(row.stage, row.samples) for row in resumed.engine.ledger.rows] == [(0, 80), (1, 80)]
+    assert again.losses == module.losses[5:]
+    assert resumed.engine.ledger.to_dict() == callback.engine.ledger.to_dict()
+    mine, theirs = again.state_dict(), module.state_dict()
+    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
 
 
 def test_a_checkpoint_made_by_validation_has_the_epoch_closed(tmp_path: Path) -> None:

@@ -23,13 +23,14 @@ from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.integrations.huggingface import FracTrainMixin
 from fractrain_fx.integrations.lightning import FracTrainCallback
 from fractrain_fx.integrations.timm import FracTrainTask
-from tests.build import rewritten
+from tests.build import made_once, rewritten
 from tests.integrations.digits import digits
 from tests.integrations.stdlib_text import VOCABULARY, WhichModule
 from tests.models import thinned
 from tests.training.tiny import TinyNet
 
 
+@made_once
 def net() -> FracModel:
     torch.manual_seed(3)
     return rewritten(TinyNet(), torch.rand(2, 3, 8, 8))

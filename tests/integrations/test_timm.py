@@ -22,13 +22,14 @@ from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.timm import FracTrainTask, FracTrainTaskMixin
 from tests import build
-from tests.build import paper
+from tests.build import made_once, paper
 from tests.integrations.digits import digits
 from tests.training.tiny import TinyNet
 
 TWO_STAGES = paper(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
 
 
+@made_once
 def rewritten(config: FracConfig = TWO_STAGES) -> FracModel:
     torch.manual_seed(3)
     return build.rewritten(TinyNet(), torch.rand(2, 3, 8, 8), config=config)

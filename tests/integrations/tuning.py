@@ -13,9 +13,9 @@ from transformers import Trainer, TrainingArguments
 from fractrain_fx import FracConfig, FracModel, RunConfig
 from fractrain_fx.integrations.huggingface import FracTrainMixin
 from tests import build
-from tests.integrations.stdlib_text import LENGTH, VOCABULARY, batch
+from tests.integrations.stdlib_text import LENGTH, VOCABULARY, WhichModule, batch
 
-__all__ = ["TWO_STAGES", "Tuner", "arguments", "bert", "rewritten"]
+__all__ = ["TWO_STAGES", "Tuner", "arguments", "bert", "rewritten", "rewritten_bert"]
 
 TWO_STAGES = build.paper(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
 
@@ -42,6 +42,11 @@ def rewritten(model: nn.Module, rows: Any, config: FracConfig = TWO_STAGES, labe
     if not labels:
         del example["labels"]
     return build.rewritten(model, keywords=example, config=config)
+
+
+@build.made_once
+def rewritten_bert(config: FracConfig = TWO_STAGES, *, labels: bool = True) -> FracModel:
+    return rewritten(bert(), WhichModule(2), config, labels)
 
 
 def arguments(out: Path, **changes: Any) -> TrainingArguments:

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor, fx
 
 from fractrain_fx import FracConfig, RunConfig, fractrainify, plan
@@ -48,7 +48,6 @@ def _samples(shape: tuple[int, ...], layout: str) -> Tensor:
             return torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=70), st.integers(1, 16), st.booleans())
 def test_a_rounding_is_the_formula_bit_for_bit(numbers: list[float], bits: int, inside: bool) -> None:
     x = torch.tensor(numbers)
@@ -135,7 +134,6 @@ def test_noise_follows_the_seed_and_differs_from_call_to_call() -> None:
     assert torch.equal(free[0], fmt.gradient(g, 4, axis=BatchAxis())) and not torch.equal(*free)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40), st.sampled_from([1, 50, 5000]))
 def test_a_range_is_that_of_the_plain_operations(numbers: list[float], repeats: int) -> None:
     x = torch.tensor(numbers).repeat(repeats)  # several blocks, and a last one that no vector fills

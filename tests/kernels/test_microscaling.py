@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, RunConfig
@@ -82,7 +82,6 @@ def test_blocks_lie_along_any_dimensions_in_any_layout(shape: tuple[int, ...], l
     check(x, [Cut((0, 1, 2, 3), None)], "float32", "e5m2")
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=80),
     st.sampled_from(sorted(ELEMENTS)),

@@ -135,7 +135,7 @@ def compiled(kernel: Any, constants: dict[str, object], types: dict[str, str]) -
     return found
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", thinned([0, 1, 2], 3))
 def test_the_kernel_of_blocks_compiles_for_a_gpu(kind: int) -> None:
     pytest.importorskip("triton", minversion="3.7")
     from fractrain_fx.kernels.triton.blocks import blocks_rounded
@@ -159,7 +159,7 @@ AFFINE: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", AFFINE)
+@pytest.mark.parametrize("name", thinned(AFFINE, 2))
 def test_the_affine_kernels_compile_for_a_gpu(name: str) -> None:
     pytest.importorskip("triton", minversion="3.7")
     from fractrain_fx.kernels.triton import kernels
@@ -176,7 +176,7 @@ def test_the_affine_kernels_compile_for_a_gpu(name: str) -> None:
         assert stores < ptx.rindex("bar.sync", 0, count) < count < ptx.index("bar.sync", count) < loads
 
 
-@pytest.mark.parametrize("name", ["embedded", "embedded_errors", "chosen", "chosen_errors"])
+@pytest.mark.parametrize("name", thinned(["embedded", "embedded_errors", "chosen", "chosen_errors"], 2))
 def test_the_kernels_of_gates_compile_for_a_gpu(name: str) -> None:
     pytest.importorskip("triton", minversion="3.7")
     from fractrain_fx.kernels.triton import gates

@@ -63,13 +63,13 @@ def test_checkpointing_that_was_on_before_is_off_while_recording_and_on_again_af
     else:
         options: dict[str, Any] = {
             "resnet": {"model_name": "resnet10t"},
-            "vit": {"model_name": "vit_tiny_patch16_224", "img_size": 32},
+            "vit": {"model_name": "vit_tiny_patch16_224", "img_size": 32, "depth": 2},
         }
         model, plain = (timm.create_model(num_classes=4, **options[kind]) for _ in "ab")
         model.set_grad_checkpointing(True)
     plain.load_state_dict(model.state_dict())
     x = torch.randn(4, 3, 32, 32)
-    rewritten = fractrainify(model, config=FLOAT, example_inputs=(x,))
+    rewritten = fractrainify(model, config=FLOAT, example_inputs=(x,), check=False)
     assert rewritten.is_gradient_checkpointing
     for each in (rewritten, plain):
         each(x).square().sum().backward()

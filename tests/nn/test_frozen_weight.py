@@ -12,6 +12,7 @@ from fractrain_fx.errors import ModelError
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.nn.frozen_weight import FrozenWeight
+from tests.models import marks
 
 SHAPES: list[tuple[tuple[int, ...], int | None]] = [
     ((8, 6), 0),
@@ -31,7 +32,7 @@ def weight(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(("shape", "dim"), SHAPES)
-@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("bits", [pytest.param(bits, marks=marks(bits, (3, 5, 6, 7), ())) for bits in range(1, 9)])
 def test_values_are_those_of_the_format(bits: int, shape: tuple[int, ...], dim: int | None, dtype: torch.dtype) -> None:
     fmt, w = AffineFormat(), weight(shape, dtype)
     frozen = FrozenWeight(w, bits, fmt, dim, "w")

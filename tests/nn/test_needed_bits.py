@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -23,7 +23,6 @@ from tests.build import rewritten
 NEEDED = AffineConfig(gradient_bits="needed")
 
 
-@settings(deadline=None)
 @given(st.integers(2, 10), st.lists(st.floats(-12, 0), min_size=2, max_size=6), st.sampled_from(["range", "zero"]))
 def test_they_number_all_levels_that_rounding_can_reach_and_one_bit_less_does_not(
     bits: int, exponents: list[float], grid: Any

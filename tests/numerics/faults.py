@@ -60,7 +60,8 @@ class Fault:
 
 
 def _resnet() -> nn.Module:
-    return timm.create_model("resnet18", channels=(8, 16, 16, 16), stem_width=8, num_classes=10, zero_init_last=False)
+    sizes: dict[str, Any] = {"layers": (1, 2, 1, 1), "channels": (8, 16, 16, 16), "stem_width": 8}
+    return timm.create_model("resnet18", **sizes, num_classes=10, zero_init_last=False)
 
 
 def _vit() -> nn.Module:
@@ -189,8 +190,8 @@ FAULTS = {
 def rewritten(model: nn.Module, batch: Any, config: FracConfig) -> FracModel:
     """A subject, rewritten on its batch."""
     if isinstance(batch, dict):
-        return build_rewritten(model, keywords=batch, config=config, check=True)
-    return build_rewritten(model, batch[0], config=config, check=True)
+        return build_rewritten(model, keywords=batch, config=config)
+    return build_rewritten(model, batch[0], config=config)
 
 
 def loss_of(model: Any, batch: Any) -> Tensor:

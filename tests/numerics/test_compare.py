@@ -63,7 +63,7 @@ def test_shares_by_switching_are_what_really_goes_if_an_op_is_float() -> None:
 @pytest.mark.parametrize("method", ["static", "fractrain", "float"])
 def test_a_comparison_leaves_weights_gradients_buffers_modes_and_random_numbers_alone(method: Any) -> None:
     torch.manual_seed(0)
-    subject = MODELS["resnet18"]
+    subject = MODELS["vit"]
     model = rewritten(subject.build(), subject.batch, FracConfig(method=method))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

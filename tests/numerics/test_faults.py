@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fractrain_fx import FracConfig
 from fractrain_fx.numerics import compare, watch
 from tests.models import thinned
 from tests.numerics.faults import EIGHT, FAULTS, MODELS, NVFP4, loss_of, rewritten
@@ -26,14 +27,21 @@ def test_a_planted_fault_is_named_by_compare_and_shown_by_watch(name: str, fault
     assert planted.shows(watched.records[0].of(op, operand, product))
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("config", [EIGHT, NVFP4], ids=["affine", "nvfp4"])
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        *((name, EIGHT) for name in MODELS),
+        ("vit", NVFP4),
+        *(pytest.param(name, NVFP4, marks=pytest.mark.long) for name in ("resnet18", "gpt2")),
+    ],
+    ids=lambda value: getattr(value, "format", value),
+)
 def test_a_healthy_model_has_nothing_to_name_and_its_numbers_do_not_look_like_a_fault(
-    name: str, config: object
+    name: str, config: FracConfig
 ) -> None:
     torch.manual_seed(0)
     subject = MODELS[name]
-    model = rewritten(subject.build(), subject.batch, config)  # type: ignore[arg-type]
+    model = rewritten(subject.build(), subject.batch, config)
     found = compare(model, subject.batch, shares="estimated")
     assert [str(each) for each in found.findings] == []
     shown = [fault for fault in FAULTS.values() for each in found.operands if fault.shows(each.statistics)]

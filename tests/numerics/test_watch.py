@@ -23,7 +23,7 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.formats.affine import fake_quantize
 from fractrain_fx.formats.microscaling import fake_quantize as round_blocks
 from fractrain_fx.numerics import Watch, WatchedStep, read_steps, watch
-from tests.build import paper
+from tests.build import made_once, paper
 from tests.build import rewritten as build_rewritten
 from tests.models import thinned
 
@@ -48,9 +48,10 @@ class Net(nn.Module):
         return self.head(self.hidden(x.mean((2, 3))).relu())
 
 
+@made_once
 def rewritten(config: FracConfig = EIGHT) -> FracModel:
     torch.manual_seed(0)
-    return build_rewritten(Net(), torch.rand(2, 3, 8, 8), config=config, check=True)
+    return build_rewritten(Net(), torch.rand(2, 3, 8, 8), config=config)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from fractrain_fx.cli import main
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run, read_run, read_runs
 from tests.report.conftest import QUICK
+from tests.report.made import make_run
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +62,14 @@ def test_stages_are_measured_by_their_steps(runs: list[Run]) -> None:
         assert train < run.records[-1].seconds
 
 
-def test_allocations_are_the_options_of_the_metrics(long: Path) -> None:
-    run = read_run(long)
-    rows = frames.allocation_rows(run, [45])
-    assert len({row["block"] for row in rows}) == 36 and {row["epoch"] for row in rows} == {45}
-    shares = run.records[44].row.options["layer2.3"]
+def test_allocations_are_the_options_of_the_metrics(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", epochs=8)
+    run = read_run(tmp_path / "run")
+    rows = frames.allocation_rows(run, [5])
+    assert len({row["block"] for row in rows}) == 36 and {row["epoch"] for row in rows} == {5}
+    shares = run.records[4].row.options["layer2.3"]
     assert [row["share"] for row in rows if row["block"] == "layer2.3"] == [100 * share for share in shares]
-    bits = [row["bits"] for row in frames.bits_rows(run) if row["epoch"] == 45 and row["block"] == "layer2.3"]
+    bits = [row["bits"] for row in frames.bits_rows(run) if row["epoch"] == 5 and row["block"] == "layer2.3"]
     assert bits == [pytest.approx(sum(b * s for b, s in zip((0, 2, 3, 4, 4, 6, 6), shares, strict=True)))]
 
 

@@ -33,7 +33,7 @@ def sensitivities() -> Sensitivities:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured") / "first"
-    make_run(folder)
+    make_run(folder, epochs=8)
     sensitivities().to_json(folder / "sensitivity.json")
     return folder
 
@@ -64,7 +64,7 @@ def test_the_map_names_the_stages_of_a_width(run: Path) -> None:
 
 
 def test_a_run_that_was_not_measured_has_no_tab(tmp_path: Path) -> None:
-    make_run(tmp_path / "run")
+    make_run(tmp_path / "run", epochs=8)
     assert "sensitivity" not in [panel.key for panel in build_sheet(read_runs([str(tmp_path / "run")])).panels]
 
 

@@ -31,16 +31,16 @@ from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.summary.loud import loud_line
 from fractrain_fx.summary.numbers import plain_number, short_number, time_unit
 from fractrain_fx.summary.rows import Row, within_block
-from tests.build import paper
+from tests.build import made_once, paper
 from tests.build import rewritten as build_rewritten
 from tests.models import build, some_long
 
 MODELS = ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224", "bert", "tied_weights"]
 
 
+@made_once
 def rewritten(name: str, **fields: Any) -> FracModel:
-    case = build(name)
-    return build_rewritten(case, **fields)
+    return build_rewritten(build(name), **fields)
 
 
 def walk(summary: Summary) -> list[Row]:
@@ -82,7 +82,7 @@ def test_sizes_of_gates_are_those_of_the_modules(name: str) -> None:
 def test_a_plan_shows_what_inspecting_shows() -> None:
     case = build("resnet18")
     dry = plan(case.model, example_inputs=case.args)
-    wet = summarize(fractrainify(case.model, example_inputs=case.args))
+    wet = summarize(build_rewritten(case, check=True))
     assert str(dry) == str(wet)
 
 
@@ -182,9 +182,10 @@ def test_much_float_dear_gates_and_uncounted_ops_are_said_first() -> None:
 
 @pytest.mark.parametrize(("method", "words"), [("static", "of a step"), ("pfq", "in the last stage")])
 def test_the_cost_of_float_ops_is_theirs_of_what_a_step_costs(method: str, words: str) -> None:
-    model = rewritten("resnet18", method=method)
+    images = torch.randn(2, 3, 64, 64)
+    model = build_rewritten(timm.create_model("resnet18", num_classes=10), images, method=method)
     model.set_precision(model.frac_config.precision_stages[-1])
-    model.train()(*build("resnet18").args)
+    model.train()(images)
     macs = {
         mode: sum(sum(op.training_macs) for op in model.ops if op.precision.mode == mode)
         for mode in ("float", "scheduled")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,22 @@ from fractrain_fx.training.trainer import Trainer
 from tests.training.data.layouts import tensors
 from tests.training.folder.rewritten import rewrite
 from tests.training.runs import quiet, settings, weights
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], None]:
+    """Puts a copy of a finished run of a method into a folder; each method is trained once."""
+
+    @functools.cache
+    def trained(method: str) -> Path:
+        folder = tmp_path_factory.mktemp(method)
+        new_run(settings(method), folder, quiet()).fit()
+        return folder
+
+    def copy(method: str, folder: Path) -> None:
+        shutil.copytree(trained(method), folder, dirs_exist_ok=True)
+
+    return copy
 
 
 @pytest.mark.parametrize("method", ["float", "static", "pfq", "dfq", "fractrain", "slu"])
@@ -113,8 +131,8 @@ def test_a_run_folder_holds_settings_metrics_and_the_result(tmp_path: Path) -> N
     assert json.loads((tmp_path / "result.json").read_text())["total_macs"] == result.total_macs
 
 
-def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    new_run(settings(), tmp_path, quiet()).fit()
+def test_a_folder_with_a_run_is_not_overwritten(finished: Callable[[str, Path], None], tmp_path: Path) -> None:
+    finished("fractrain", tmp_path)
     with pytest.raises(RunError, match="--resume"):
         new_run(settings(), tmp_path, quiet())
 
@@ -143,8 +161,8 @@ def test_weights_spoilt_by_the_last_step_of_an_epoch_are_not_kept(tmp_path: Path
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-0001"]
 
 
-def test_resuming_under_another_configuration_is_refused(tmp_path: Path) -> None:
-    new_run(settings(), tmp_path, quiet()).fit()
+def test_resuming_under_another_configuration_is_refused(finished: Callable[[str, Path], None], tmp_path: Path) -> None:
+    finished("fractrain", tmp_path)
     config = tmp_path / "config.yaml"
     text = config.read_text()
     config.write_text(text.replace("weight_bits: 6", "weight_bits: 4").replace("seed: 0\n", "seed: 1\n"))
@@ -154,8 +172,8 @@ def test_resuming_under_another_configuration_is_refused(tmp_path: Path) -> None
     assert resume_run(tmp_path, quiet()).result().epochs == 2
 
 
-def test_a_trainer_does_not_write_over_another_ones_run(tmp_path: Path) -> None:
-    new_run(settings(), tmp_path, quiet()).fit()
+def test_a_trainer_does_not_write_over_another_ones_run(finished: Callable[[str, Path], None], tmp_path: Path) -> None:
+    finished("fractrain", tmp_path)
     first = build_trainer(settings(epochs=1), console=quiet())
     with pytest.raises(RunError, match="holds a run"):
         Trainer(first.model, first.data, first.settings, out=tmp_path, console=quiet()).fit()
@@ -372,9 +390,9 @@ def test_the_table_compares_runs() -> None:
     ],
 )
 def test_damaged_metrics_are_not_resumed_with_nothing_said(
-    content: Callable[[list[str]], list[str]], message: str, tmp_path: Path
+    content: Callable[[list[str]], list[str]], message: str, finished: Callable[[str, Path], None], tmp_path: Path
 ) -> None:
-    new_run(settings("static"), tmp_path, quiet()).fit()
+    finished("static", tmp_path)
     metrics = tmp_path / "metrics.jsonl"
     changed = "\n".join(content(metrics.read_text().splitlines()))
     metrics.write_text(changed)
@@ -382,7 +400,10 @@ def test_damaged_metrics_are_not_resumed_with_nothing_said(
         resume_run(tmp_path, quiet())
     assert metrics.read_text() == changed
 
-    metrics.rename(tmp_path / "lost.jsonl")  # as the message says
+
+def test_a_run_goes_on_without_its_metrics_and_says_so(finished: Callable[[str, Path], None], tmp_path: Path) -> None:
+    finished("static", tmp_path)
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "lost.jsonl")  # as the message about damaged metrics says
     console = Console(file=io.StringIO(), width=400)
     resume_run(tmp_path, console).fit()
     assert "metrics.jsonl has no lines of the first 2 epochs, which were lost" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -399,9 +420,9 @@ def test_damaged_metrics_are_not_resumed_with_nothing_said(
     ],
 )
 def test_content_that_does_not_fit_the_run_is_refused_with_its_file(
-    name: str, spoil: Callable[[Any], object], tmp_path: Path
+    name: str, spoil: Callable[[Any], object], finished: Callable[[str, Path], None], tmp_path: Path
 ) -> None:
-    new_run(settings("pfq"), tmp_path, quiet()).fit()
+    finished("pfq", tmp_path)
     folder = tmp_path / "checkpoint-0002"
 
     def change(content: Any) -> Any:

@@ -57,12 +57,21 @@ class _Attribute:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attribute:
         """The attribute of a copy of the model. Variables of Python's modules and closures belong to every copy."""
-        holder = self.access.holder
+        holder, value = self.access.holder, self.value
         if not isinstance(holder, (ModuleType, CellType)):
-            holder = copy.deepcopy(holder, memo)
+            holder, value = copy.deepcopy(holder, memo), _in_copy(value, memo)
         duplicate = _Attribute(replace(self.access, holder=holder))
-        duplicate.value, duplicate.reported = self.value, self.reported
+        duplicate.value, duplicate.reported = value, self.reported
         return duplicate
+
+
+def _in_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """A recorded value with the objects of a copied model, which are in ``memo``, in place of those of the model."""
+    if type(value) in (list, tuple, deque):
+        return type(value)(_in_copy(part, memo) for part in value)
+    if type(value) is dict:
+        return {key: _in_copy(part, memo) for key, part in value.items()}
+    return memo.get(id(value), value)
 
 
 class OriginalCheck:

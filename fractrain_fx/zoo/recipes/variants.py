@@ -32,8 +32,7 @@ def varied(name: str, values: Mapping[str, Any], variant: str) -> dict[str, Any]
     ``-as-the-paper`` steers by the sign of the distance to the target (section 3.2). ``-as-the-code`` also takes from
     the authors' code what the paper leaves open: strength of the cost term, options, an indicator that sees the cost
     term, and projections in float on ImageNet. On CIFAR that code also runs each block at every option and mixes the
-    results, which ``benchmarks/mix_outputs.py`` does. Initialisation and learning rate of the gates
-    are the authors' in every recipe.
+    results, which no variant does. Initialisation and learning rate of the gates are the authors' in every recipe.
 
     Args:
         name: of the recipe, for the error.

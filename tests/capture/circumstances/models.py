@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import timm
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel
+from tests.build import made_once
 from tests.build import rewritten as build_rewritten
 
 FLOAT = FracConfig(method="float")
@@ -44,9 +46,9 @@ def net(config: FracConfig = FLOAT) -> FracModel:
     return build_rewritten(Net(), ROWS, config=config, check=True)
 
 
+@made_once
 def resnet(config: FracConfig = FLOAT) -> FracModel:
-    import timm
-
+    torch.manual_seed(0)
     return build_rewritten(timm.create_model("resnet10t", num_classes=10), IMAGES, config=config, check=True)
 
 
@@ -57,7 +59,9 @@ def text() -> dict[str, Tensor]:
     return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
 
 
+@made_once
 def gpt2(config: FracConfig = FLOAT) -> FracModel:
+    torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
     tokens: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     original = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -106,6 +108,17 @@ def test_a_value_that_forward_read_is_watched_wherever_it_lies(place: str) -> No
             model.eval()
     finally:
         globals()["SCALE"] = 1.0
+
+
+@pytest.mark.parametrize("place", [place for place in CHANGES if place.startswith("object")])
+def test_a_copy_is_warned_of_changes_of_its_own_objects_alone(place: str) -> None:
+    model = copy.deepcopy(fractrainify(Holding(place), config=FLOAT, example_inputs=(ROWS,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FracTrainWarning)
+        model.eval()(ROWS)
+    CHANGES[place](model)
+    with pytest.warns(FracTrainWarning, match=r"gain was 1\.0"):
+        model(ROWS)
 
 
 def test_a_variable_of_a_closure_is_watched() -> None:

@@ -253,24 +253,18 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_the_graph_changes_state_as_the_model_does(make: Callable[[], nn.Module]) -> None:
+def test_the_graph_changes_state_as_the_model_does_and_buffers_have_no_gradient(make: Callable[[], nn.Module]) -> None:
     model = make()
     plain = copy.deepcopy(model)
     rewritten = fractrainify(model, config=FLOAT, example_inputs=(batches()[0],))
     assert equal(plain, rewritten)
-    for ours, theirs in zip(train(rewritten, batches()), train(plain, batches()), strict=True):
-        assert torch.equal(ours, theirs)
-    assert equal(plain, rewritten) and equal(plain, rewritten.restore())
-
-
-@pytest.mark.parametrize("make", MODELS)
-def test_recording_leaves_no_gradient_on_buffers(make: Callable[[], nn.Module]) -> None:
-    model = make()
-    rewritten = fractrainify(model, config=FLOAT, example_inputs=(batches()[0],))
     assert not any(x.requires_grad or x.grad_fn is not None for x in model.buffers())
     train(copy.deepcopy(rewritten), batches())
     train(copy.deepcopy(model), batches())
     assert not any(x.requires_grad for x in model.buffers())
+    for ours, theirs in zip(train(rewritten, batches()), train(plain, batches()), strict=True):
+        assert torch.equal(ours, theirs)
+    assert equal(plain, rewritten) and equal(plain, rewritten.restore())
 
 
 def test_a_buffer_that_is_a_view_is_cut_from_gradients_too() -> None:

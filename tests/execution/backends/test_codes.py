@@ -28,6 +28,7 @@ from fractrain_fx.nn.quantizers import (
     WeightQuantizer,
 )
 from fractrain_fx.nn.rounding import rounded_gradient
+from tests.models import marks
 from tests.products import needs_kernels
 
 pytestmark = needs_kernels
@@ -90,6 +91,11 @@ _CASES: dict[str, Case] = {
 }
 
 
+_CONVOLUTIONS = [name for name, case in _CASES.items() if isinstance(case[0], Convolution)]
+_BITS = [(2, 2, 2), (6, 8, 4), (8, 9, 8), (8, 16, 8), (4, 32, 6)]
+_MORE_WIDTHS = {*range(2, 17)} - {2, 4, 8, 9, 16}
+
+
 def _op(case: Case, quantizers: Sequence[Any], low: bool) -> FusedOp:
     op = FusedOp(case[0], case[1], *quantizers)
     if low:
@@ -144,21 +150,24 @@ def _assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("fw", range(2, 9))
-@pytest.mark.parametrize("bw", range(2, 17))
+@pytest.mark.parametrize("bw", [pytest.param(bw, marks=marks(bw, _MORE_WIDTHS, ())) for bw in range(2, 17)])
 def test_every_width_of_a_linear_layer(fw: int, bw: int) -> None:
     case = _CASES["linear"]
     _assert_equal(_results(case, (fw, bw, fw), True), _results(case, (fw, bw, fw), False))
 
 
-@pytest.mark.parametrize("name", _CASES)
-@pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 9, 8), (8, 16, 8), (4, 32, 6)])
+# The other bits of convolutions are in the next test.
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [(name, bits) for name in _CASES for bits in (_BITS[1:3] if name in _CONVOLUTIONS else _BITS)],
+)
 def test_every_kind_of_product(name: str, bits: tuple[int, int, int]) -> None:
     _assert_equal(_results(_CASES[name], bits, True), _results(_CASES[name], bits, False))
 
 
-@pytest.mark.parametrize("name", [name for name, case in _CASES.items() if isinstance(case[0], Convolution)])
+@pytest.mark.parametrize("name", _CONVOLUTIONS)
 @pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 8, 8), (8, 16, 8), (4, 32, 6)])
-@pytest.mark.parametrize("lowest", [0.0, -0.7, -9.0])
+@pytest.mark.parametrize("lowest", [0.0, pytest.param(-0.7, marks=pytest.mark.long), -9.0])
 def test_kernels_convolve_codes_of_any_range_stride_and_dilation(
     name: str, bits: tuple[int, int, int], lowest: float
 ) -> None:

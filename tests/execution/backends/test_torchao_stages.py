@@ -82,7 +82,7 @@ def _mlp(**options: Any) -> Run:
 
 def _gpt2(**options: Any) -> Run:
     torch.manual_seed(0)
-    sizes = GPT2Config(vocab_size=64, n_positions=16, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    sizes = GPT2Config(vocab_size=64, n_positions=16, n_embd=64, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     sizes.attn_pdrop = sizes.embd_pdrop = sizes.resid_pdrop = 0.0
     ids = torch.randint(64, (4, 9))
     return Run(GPT2LMHeadModel(sizes), ids[:, :-1].contiguous(), ids[:, 1:], **options)
@@ -107,7 +107,7 @@ def test_a_gpt2_goes_from_mxfp4_to_mxfp8_to_bf16_with_the_losses_of_its_simulati
         "stage 2 -> 3, FW-8/BW-8 -> FW-16/BW-16",
     ]
     taken = [name for name, found in real.model.backends().items() if found.products]
-    assert len(taken) == 8  # all but attention's products and the layers that stay float
+    assert len(taken) == 4  # all but attention's products and the layers that stay float
     assert _of_torchao(real.model) == {"simulated: torch multiplies bfloat16 to float32 on GPUs only"}
     first, second = (change.step for change in real.changes)
     assert all(each == {"simulated: multiplies 4 bits by 4, and torchao 8 by 8"} for each in real.kernels[:first])

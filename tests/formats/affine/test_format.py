@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from torch import Tensor
 
 from fractrain_fx.errors import InputError
@@ -18,7 +18,6 @@ from fractrain_fx.formats.affine import AffineFormat, fake_quantize, measure
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.kernels.formats import AffineByKernels
 
-quick = settings(max_examples=100, deadline=None)
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40).map(torch.tensor)
 some_bits = st.integers(2, 8)
 
@@ -30,13 +29,11 @@ def literal(x: Tensor, bits: int) -> Tensor:
     return ((x - lo) / scale).clamp(0, 2**bits - 1).round() * scale + lo
 
 
-@quick
 @given(values, some_bits)
 def test_equals_the_formula_term_by_term(x: Tensor, bits: int) -> None:
     assert torch.equal(fake_quantize(x, bits), literal(x, bits))
 
 
-@quick
 @given(st.integers(0, 2**32 - 1), st.floats(-3, 3), some_bits)
 def test_what_models_run_is_the_formula(seed: int, centre: float, bits: int) -> None:
     x = torch.randn(500, generator=torch.Generator().manual_seed(seed)) + centre
@@ -67,7 +64,6 @@ def test_equals_a_float64_formula_where_float32_is_exact(bits: int) -> None:
     assert by_hand[2] == 0 and by_hand[6] == 8, "ties go to the even level"
 
 
-@quick
 @given(values, some_bits)
 def test_error_is_at_most_half_a_step(x: Tensor, bits: int) -> None:
     scale = max((x.max() - x.min()).item() / (2**bits - 1), 1e-8)
@@ -76,7 +72,6 @@ def test_error_is_at_most_half_a_step(x: Tensor, bits: int) -> None:
     assert (fake_quantize(x, bits) - x).abs().max().item() <= scale / 2 + roundings
 
 
-@quick
 @given(values, some_bits)
 def test_order_is_kept_and_levels_are_few(x: Tensor, bits: int) -> None:
     rounded = fake_quantize(x.sort().values, bits)
@@ -84,7 +79,6 @@ def test_order_is_kept_and_levels_are_few(x: Tensor, bits: int) -> None:
     assert rounded.unique().numel() <= 2**bits
 
 
-@quick
 @given(values, some_bits)
 def test_values_on_the_grid_stay(x: Tensor, bits: int) -> None:
     lo, span, _ = measure(x)
@@ -170,7 +164,6 @@ def test_strides_do_not_matter() -> None:
     assert fake_quantize(image, 3).is_contiguous(memory_format=torch.channels_last)
 
 
-@quick
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20), some_bits)
 def test_finite_values_stay_finite(numbers: list[float], bits: int) -> None:
     x = torch.tensor(numbers)
@@ -280,7 +273,6 @@ def test_rounding_to_nearest_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@quick
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.integers(0, 3),
@@ -301,7 +293,6 @@ def test_every_channel_of_any_shape_is_rounded_as_if_alone(
         assert (mine - alone).abs().max().item() <= scale / 2 + 8 * 2**-23 * alone.abs().max().item()
 
 
-@quick
 @given(st.lists(st.floats(-(2.0**-126), 2.0**-126, width=32), min_size=1, max_size=20), some_bits, st.booleans())
 def test_denormals_move_by_half_the_smallest_scale_at_most(numbers: list[float], bits: int, stochastic: bool) -> None:
     x = torch.tensor(numbers)
@@ -332,7 +323,6 @@ def test_wrong_arguments_are_named() -> None:
 ZERO = AffineFormat(gradient_grid="zero")
 
 
-@quick
 @given(st.integers(0, 2**32 - 1), st.floats(-0.9, 0.9), some_bits)
 def test_a_gradient_grid_that_holds_zero_keeps_zeros_and_rounds_the_others_to_a_neighbour(
     seed: int, centre: float, bits: int

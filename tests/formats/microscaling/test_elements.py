@@ -5,12 +5,11 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Element, exponents, round_to_grid
 
-quick = settings(max_examples=100, deadline=None)
 an_element = st.sampled_from(sorted(ELEMENTS.values(), key=lambda each: each.name))
 numbers = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20)
 numbers_in_range = st.lists(st.floats(-6e4, 6e4, width=32), min_size=1, max_size=20)
@@ -58,7 +57,6 @@ def test_the_values_of_an_element_stay_and_ties_go_to_the_even_one(element: Elem
     assert torch.equal(round_to_grid(middle, element.grid), grid[torch.arange(len(middle)) + even])
 
 
-@quick
 @given(an_element, numbers_in_range)
 def test_rounds_to_the_nearest_value(element: Element, given_values: list[float]) -> None:
     x = torch.tensor(given_values)
@@ -69,7 +67,6 @@ def test_rounds_to_the_nearest_value(element: Element, given_values: list[float]
     assert torch.equal((rounded - x.double().clamp(-element.largest, element.largest)).abs(), nearest)
 
 
-@quick
 @given(an_element, numbers)
 def test_is_idempotent_monotone_and_symmetric(element: Element, given_values: list[float]) -> None:
     x = torch.tensor(given_values).sort().values
@@ -79,7 +76,6 @@ def test_is_idempotent_monotone_and_symmetric(element: Element, given_values: li
     assert torch.equal(round_to_grid(-x, element.grid), -rounded)
 
 
-@quick
 @given(st.lists(st.floats(2.0**-126, 2.0**127, width=32), min_size=1, max_size=20))
 def test_exponents_are_floors_of_logarithms(given_values: list[float]) -> None:
     x = torch.tensor(given_values)

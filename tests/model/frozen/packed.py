@@ -11,7 +11,7 @@ import transformers
 from fractrain_fx import FracConfig, FracModel, Pin
 from tests import build
 
-__all__ = ["BATCH", "FIRST", "FRACTRAIN", "HEAD", "PFQ", "llama", "packed", "rewritten"]
+__all__ = ["BATCH", "FIRST", "FRACTRAIN", "HEAD", "PFQ", "llama", "packed", "rewrite", "rewritten"]
 
 WORDS = torch.randint(1, 50, (4, 9), generator=torch.Generator().manual_seed(0))
 BATCH = {"input_ids": WORDS, "attention_mask": torch.ones_like(WORDS), "labels": WORDS}
@@ -37,8 +37,13 @@ def llama(width: int = 32, layers: int = 1, *, tied: bool = False) -> Any:
     return peft.get_peft_model(base, lora)
 
 
-def rewritten(config: FracConfig = FRACTRAIN, model: Any = None) -> FracModel:
-    return build.rewritten(llama() if model is None else model, keywords=BATCH, config=config)
+def rewrite(model: Any, config: FracConfig = FRACTRAIN) -> FracModel:
+    return build.rewritten(model, keywords=BATCH, config=config)
+
+
+@build.made_once
+def rewritten(config: FracConfig = FRACTRAIN) -> FracModel:
+    return rewrite(llama(), config)
 
 
 def packed(config: FracConfig = FRACTRAIN) -> FracModel:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fractrain_fx import AffineConfig, Engine, FracConfig, FracModel, Precision, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError, InputError, ModelError
 from tests.build import paper
-from tests.model.frozen.packed import BATCH, FIRST, FRACTRAIN, HEAD, PFQ, WORDS, llama, packed, rewritten
+from tests.model.frozen.packed import BATCH, FIRST, FRACTRAIN, HEAD, PFQ, WORDS, llama, packed, rewrite, rewritten
 
 
 def steps(model: FracModel, run: Any = None) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -63,7 +63,7 @@ def test_outputs_and_gradients_are_those_of_the_floats(config: FracConfig) -> No
 
 @pytest.mark.long
 def test_a_half_type_and_autocast_have_the_numbers_of_the_floats() -> None:
-    plain = rewritten(FRACTRAIN, llama().to(torch.bfloat16))
+    plain = rewrite(llama().to(torch.bfloat16))
     model = copy.deepcopy(plain)
     model.pack_frozen()
     require_same(steps(model), steps(plain))
@@ -73,7 +73,7 @@ def test_a_half_type_and_autocast_have_the_numbers_of_the_floats() -> None:
 
 
 def test_the_base_takes_at_most_016_of_float32_and_the_floats_are_freed() -> None:
-    model = rewritten(model=llama(width=256, layers=2))
+    model = rewrite(llama(width=256, layers=2))
     frozen = {name: p.numel() for name, p in model.named_parameters() if not p.requires_grad}
     floats = weakref.ref(model.get_parameter(FIRST))
     told = model.pack_frozen()
@@ -145,7 +145,7 @@ def test_checkpoints_of_the_other_form_are_refused_also_without_strict() -> None
 
 
 def test_a_shared_weight_stays_and_the_report_says_so() -> None:
-    told = rewritten(model=llama(tied=True)).pack_frozen()
+    told = rewrite(llama(tied=True)).pack_frozen()
     (shared,) = (reason for reason in told.left.values() if reason.startswith("shared by"))
     assert "embed_tokens.weight and base_model.model.lm_head.weight" in shared and "1 shared by" in str(told)
 
@@ -178,7 +178,7 @@ def test_what_has_no_codes_is_refused(config: FracConfig, words: str) -> None:
 
 def test_nothing_to_pack_and_packing_twice_are_refused() -> None:
     with pytest.raises(ModelError, match="Frozen parameters: none"):
-        rewritten(model=llama().merge_and_unload().requires_grad_(True)).pack_frozen()
+        rewrite(llama().merge_and_unload().requires_grad_(True)).pack_frozen()
     model = packed()
     with pytest.raises(ModelError, match=r"codes already: call model.restore\(\)"):
         model.pack_frozen()

@@ -160,7 +160,7 @@ PARALLEL = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes", "ops"), PARALLEL)
+@pytest.mark.parametrize(("name", "sizes", "ops"), thinned(PARALLEL, 2))
 def test_attention_and_mlp_side_by_side_are_one_block(name: str, sizes: dict[str, Any], ops: int) -> None:
     found = [block for block in hugging_face(name, **sizes).blocks if block.skip]
     assert [(block.skip, len(block.ops)) for block in found] == [("identity", ops)] * 2

@@ -19,7 +19,7 @@ def blocks(case: Case) -> list[Block]:
     ("name", "identity", "projection"),
     thinned(
         [
-            ("resnet18", 5, 3),
+            ("resnet18", 2, 3),
             ("resnet50", 1, 4),
             ("mobilenetv2_100", 10, 0),
             ("efficientnet_b0", 9, 0),

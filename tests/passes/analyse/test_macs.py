@@ -26,10 +26,11 @@ def rewritten(case: Case) -> FracModel:
     return build_rewritten(case, method="pfq")
 
 
-NAMES = [name for name in (*TIMM, *HUGGING_FACE, *HOME_MADE) if name != "mixtral"]
+ALL_PRODUCTS = ["resnet18", "vit_tiny_patch16_224", "densenet121", "bert", "gpt2", "t5", "if_on_shape"]
+OTHERS = [name for name in (*TIMM, *HUGGING_FACE, *HOME_MADE) if name not in {*ALL_PRODUCTS, "mixtral"}]
 
 
-@pytest.mark.parametrize("name", thinned(NAMES, 3))
+@pytest.mark.parametrize("name", [*thinned(OTHERS, 3), *some_long(ALL_PRODUCTS, *ALL_PRODUCTS)])
 def test_macs_are_half_of_torchs_forward_flops(name: str) -> None:
     case = build(name)
     case.model.eval()
@@ -75,10 +76,7 @@ def test_every_family_has_its_closed_form() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    some_long(["resnet18", "vit_tiny_patch16_224", "densenet121", "bert", "gpt2", "t5", "if_on_shape"], "densenet121"),
-)
+@pytest.mark.parametrize("name", some_long(ALL_PRODUCTS, "densenet121"))
 def test_all_three_products_of_training_are_half_of_torchs_flops(name: str) -> None:
     """Without groups and with attention in plain products torch's counter is right in the backward pass, too."""
     case = build(name)

@@ -45,7 +45,8 @@ def case_of(name: str) -> Case:
         size, options = _SMALL[name]
         return Case(timm.create_model(name, num_classes=10, **options), (torch.randn(2, 3, size, size),))
     if name == "transformer_base":
-        return Case(TransformerLM(50, dropout=0.0), (torch.randint(50, (2, 7)),))
+        model = TransformerLM(50, width=32, hidden=64, layers=6, heads=2, dropout=0.0)
+        return Case(model, (torch.randint(50, (2, 7)),))
     return build(name)
 
 
