@@ -122,6 +122,11 @@ class Watched:
         self._parts: list[nn.Module] = []
         self._reads: list[Read] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no recording depends on anything that is watched."""
+        return not (self._parts or self._reads)
+
     def add(self, recording: Recording) -> bool:
         """Watch what a recording depends on, too; returns whether any of it is new."""
         new = {each.circumstance for seen in recording.seen.values() for each in seen} - self._known
