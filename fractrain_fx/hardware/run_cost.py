@@ -153,7 +153,7 @@ class StepPrices:
         sums[:, 0] = cost.spent(precision, weight_bits)
         if not op.macs or self._lacks(op):
             return sums
-        choice = choice_of(op, self.model.frac_config, precision, weight_bits)
+        choice = choice_of(op, cost, self.model.frac_config, precision, weight_bits)
         step = self.machine.step([op], {op.name: (choice,)}, batch=self.batch).ops.get(op.name)
         if step is None:
             self.unpriced.add(op.name)
