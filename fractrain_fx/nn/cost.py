@@ -68,19 +68,18 @@ class CostRow(NamedTuple):
 
     Attributes:
         macs: full-precision MACs of FW, EB and GC over the ops.
+        bits: the places of their forward bits, of the bits of the weight (or of the second activation) and of their
+            backward bits among the bits that the meter is called with.
         least: fewest bits of the operands of each product.
         by_product: whether both operands of a product have its bits.
         steered: whether the ops count for ``Cost.cp`` beside the gated ones.
     """
 
     macs: tuple[float, float, float]
+    bits: tuple[int, int, int]
     least: tuple[int, int, int] = (0, 0, 0)
     by_product: bool = False
     steered: bool = True
-
-
-RowBits = tuple[Tensor, Tensor, Tensor]
-"""The forward bits, the bits of the weight (or of the second activation) and the backward bits of a row."""
 
 
 class CostMeter(FullPrecision):
@@ -108,30 +107,36 @@ class CostMeter(FullPrecision):
         super().__init__()
         self.blocks = tuple(gated)
         self._computed: tuple[list[tuple[int, int]], Cost] | None = None
+        # Without gated and scheduled ops, cp and its parts are over all counted ones.
+        steers = any(full)
+        over = full if steers else total
         for name, values in (
             ("table", [[list(option) for option in block] for block in gated.values()]),
             ("full", full),
-            ("fixed", fixed),
-            ("total", total),
             ("macs", [row.macs for row in rows]),
             ("least", [row.least for row in rows]),
+            # The first of two counts for cp and its parts, the second for cp_total.
+            ("counts", [[[float(row.steered or not steers)] for row in rows], [[1.0]] * len(rows)]),
+            ("fixed", [[0.0] * 3 if steers else fixed, fixed]),
+            ("over", [sum(over), sum(total)]),
+            ("inverse", [1 / each if each else 0.0 for each in over]),
         ):
             table = torch.tensor(values, dtype=torch.float64).to(torch.float32)
             self.register_buffer(name, table, persistent=False)
-        for name, flags in (
-            ("by_product", [[row.by_product] for row in rows]),
-            ("steered", [[row.steered] for row in rows]),
-        ):
-            self.register_buffer(name, torch.tensor(flags, dtype=torch.bool), persistent=False)
+        by_product = torch.tensor([[row.by_product] for row in rows], dtype=torch.bool)
+        self.register_buffer("by_product", by_product, persistent=False)
+        self.register_buffer("places", torch.tensor([row.bits for row in rows], dtype=torch.int64), persistent=False)
 
     table: Tensor
     full: Tensor
-    fixed: Tensor
-    total: Tensor
     macs: Tensor
     least: Tensor
+    counts: Tensor
+    fixed: Tensor
+    over: Tensor
+    inverse: Tensor
     by_product: Tensor
-    steered: Tensor
+    places: Tensor
 
     @torch.no_grad()
     def follow(self, other: CostMeter) -> None:
@@ -146,7 +151,7 @@ class CostMeter(FullPrecision):
         return spent.sum(dim=0) / self.full.sum()
 
     def forward(
-        self, choices: Sequence[Tensor], bits: Sequence[RowBits] = (), shares: Sequence[Tensor | None] = ()
+        self, choices: Sequence[Tensor], bits: Sequence[Tensor] = (), shares: Sequence[Tensor | None] = ()
     ) -> Cost:
         """Cost of the choices and of the present bits.
 
@@ -154,14 +159,14 @@ class CostMeter(FullPrecision):
 
         Args:
             choices: one tensor for each gated block.
-            bits: the bits of each row.
+            bits: the bits that rows have, each tensor once.
             shares: for each row, the share of its backward bits that the samples need
                 (:class:`~fractrain_fx.nn.needed_bits.MeasuringGradientQuantizer`); ``None`` in rows that need all of
                 them. Without any, all rows do.
         """
         if choices or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return self._compute(choices, bits, shares)
-        read = (*self._buffers.values(), *(each for row in bits for each in row), *shares)
+        read = (*self._buffers.values(), *bits, *shares)
         versions = [(id(x), x._version) for x in read if x is not None]
         if self._computed is None or self._computed[0] != versions:
             with torch.no_grad():
@@ -169,34 +174,27 @@ class CostMeter(FullPrecision):
         cost = self._computed[1]
         return cost._replace(cp=cost.cp.detach())  # a tensor of its own, by which calls are told apart
 
-    def _compute(self, choices: Sequence[Tensor], bits: Sequence[RowBits], shares: Sequence[Tensor | None]) -> Cost:
-        spent, fixed = torch.zeros_like(self.full), self.fixed
+    def _compute(self, choices: Sequence[Tensor], bits: Sequence[Tensor], shares: Sequence[Tensor | None]) -> Cost:
+        spent = self.fixed  # MACs of FW, EB and GC, for cp and for cp_total
         if choices:
             frequency = torch.stack(tuple(choices)).float().mean(dim=1)
             spent = spent + (frequency.unsqueeze(-1) * self.table).sum(dim=(0, 1))
         if bits:
-            rows = self._spent(bits, shares)
-            spent = spent + torch.where(self.steered, rows, 0).sum(dim=0)
-            fixed = fixed + torch.where(self.steered, 0, rows).sum(dim=0)
-        measured = self.full.sum() > 0
-        everything = (spent + fixed).sum() / self.total.sum()
-        # Without gated and scheduled ops, cp and its parts are over all counted ones.
-        over = torch.where(measured, self.full, self.total)
-        part = torch.where(measured, spent, spent + fixed)
-        paths = torch.where(over > 0, part / over.clamp(min=1), torch.zeros_like(part))
-        cp = torch.where(measured, spent.sum() / self.full.sum().clamp(min=1), everything)
-        return Cost(cp, everything, paths[0], paths[1], paths[2], dict(zip(self.blocks, choices, strict=True)))
+            spent = spent + (self.counts * self._spent(bits, shares)).sum(dim=1)
+        cp, everything = (spent.sum(dim=1) / self.over).unbind()
+        fw, eb, gc = (spent[0] * self.inverse).unbind()
+        return Cost(cp, everything, fw, eb, gc, dict(zip(self.blocks, choices, strict=True)))
 
-    def _spent(self, bits: Sequence[RowBits], shares: Sequence[Tensor | None]) -> Float[Tensor, "rows 3"]:
+    def _spent(self, bits: Sequence[Tensor], shares: Sequence[Tensor | None]) -> Float[Tensor, "rows 3"]:
         """MACs of FW, EB and GC of each row, times their shares as :meth:`Precision.shares` has them."""
-        b, w, g = torch.stack([x for row in bits for x in row]).float().reshape(-1, 3).unbind(dim=1)
+        b, w, g = torch.stack(tuple(bits)).float()[self.places].unbind(dim=1)
         own = torch.stack((b, g, g), dim=1)  # the bits of each product
         first = torch.where(self.by_product, own, torch.stack((b, g, b), dim=1))
         second = torch.where(self.by_product, own, torch.stack((w, w, g), dim=1))
         spent = self.macs * (first.maximum(self.least) * second.maximum(self.least) / _FULL)
         if not shares:
             return spent
-        whole = torch.ones_like(self.total[0])
+        whole = torch.ones_like(self.over[0])
         needed = torch.stack([whole if share is None else share for share in shares])
         return spent * torch.stack((torch.ones_like(needed), needed, needed), dim=1)
 

@@ -24,7 +24,9 @@ def leave_alone(arguments: list[str], out: Path, ranks: int) -> tuple[float, flo
     processes = start([*arguments, "--out", str(out)], ranks)
     while any(process.is_alive() for process in processes):
         time.sleep(0.01)
-        if not first and any(file.stat().st_size for file in out.rglob("metrics.jsonl")):
+        # Of one phase or of each; a search through all folders would meet checkpoints while they are renamed.
+        metrics = [out / "metrics.jsonl", *out.glob("*/metrics.jsonl")]
+        if not first and any(file.exists() and file.stat().st_size for file in metrics):
             first = time.monotonic() - started
     assert [process.exitcode for process in processes] == [0] * ranks
     return first, time.monotonic() - started

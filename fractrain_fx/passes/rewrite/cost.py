@@ -64,7 +64,7 @@ class MeterCost(PassBase):
         path = unique("cost", taken)
         insert_module(graph_module, path, lambda: meter)
         output = next(iter(graph.find_nodes(op="output")))
-        arguments: list[Any] = [list(choices.values()), [row.bits for row in rows]]
+        arguments: list[Any] = [list(choices.values()), _bits_of(rows)]
         with graph.inserting_before(output):
             shares = [
                 None if row.measured is None else read(graph, f"{row.measured}.share", owner="model") for row in rows
@@ -98,7 +98,17 @@ class MeterCost(PassBase):
             row = _Row(bits, cost.least, cost.by_product, mode == "scheduled", path if path in measured else None)
             _accumulate(rows.setdefault(row, [0.0, 0.0, 0.0]), cost.macs)
         tables = _tables(graph_module, self.config)
-        parts = [CostRow((fw, eb, gc), row.least, row.by_product, row.steered) for row, (fw, eb, gc) in rows.items()]
+        places = {node: place for place, node in enumerate(_bits_of(rows))}
+        parts = [
+            CostRow(
+                (fw, eb, gc),
+                (places[row.bits[0]], places[row.bits[1]], places[row.bits[2]]),
+                row.least,
+                row.by_product,
+                row.steered,
+            )
+            for row, (fw, eb, gc) in rows.items()
+        ]
         return CostMeter({name: tables[name] for name in gated_blocks}, full, fixed, total, parts), list(rows)
 
     def refresh(self, graph_module: GraphModule) -> None:
@@ -181,6 +191,11 @@ def _bits(node: Node) -> tuple[Node, Node, Node] | None:
     if factors is None or gradient is None:
         return None
     return cast("tuple[Node, Node, Node]", tuple(each.args[1] for each in (*factors, gradient)))
+
+
+def _bits_of(rows: Iterable[_Row]) -> list[Node]:
+    """The nodes that hold the bits of rows, each once."""
+    return list(dict.fromkeys(node for row in rows for node in row.bits))
 
 
 def _accumulate(total: list[float], more: Iterable[float]) -> None:
