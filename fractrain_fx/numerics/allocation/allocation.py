@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from fractrain_fx.config import FracConfig, Pin
+from fractrain_fx.config.plain import write_yaml
 from fractrain_fx.config.precision import Precision, PrecisionStages
-from fractrain_fx.durable import write_text
 from fractrain_fx.numerics.allocation.price import Unit
 
 __all__ = ["FILE", "Allocation", "StagedAllocation"]
@@ -27,8 +27,26 @@ FILE = "allocation.yaml"
 _UNITS = {"cp": "% of training at 32 bits", "joules": "joules a step", "seconds": "seconds a step"}
 
 
+class _Trainable(ABC):
+    """Widths that a run can train at."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The settings that train at these widths, as plain values."""
+
+    @property
+    def config(self) -> FracConfig:
+        """The configuration that trains at these widths; ``config.replace(...)`` sets the rest."""
+        return FracConfig.from_dict(self.settings)
+
+    def to_yaml(self, path: str | Path) -> None:
+        """Write settings for ``fractrain train --config``."""
+        write_yaml(path, self.settings)
+
+
 @dataclass(frozen=True)
-class Allocation:
+class Allocation(_Trainable):
     """The precision of each measured op, for ``method="static"``. Prints as a table.
 
     Attributes:
@@ -57,21 +75,12 @@ class Allocation:
         """The settings that train at these widths, as plain values."""
         return {"method": "static", "pins": [str(pin) for pin in self.pins]}
 
-    @property
-    def config(self) -> FracConfig:
-        """The configuration that trains at these widths; ``config.replace(...)`` sets the rest."""
-        return FracConfig.from_dict(self.settings)
-
-    def to_yaml(self, path: str | Path) -> None:
-        """Write settings for ``fractrain train --config``."""
-        _write_settings(self.settings, path)
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table((self,))
 
 
 @dataclass(frozen=True)
-class StagedAllocation:
+class StagedAllocation(_Trainable):
     """The precision of each measured op in each stage, for ``method="pfq"``. Prints as a table.
 
     Attributes:
@@ -102,15 +111,6 @@ class StagedAllocation:
         """The settings that train at these widths, as plain values."""
         return {"method": "pfq", "stages": str(self.names), "pins": [str(pin) for pin in self.pins]}
 
-    @property
-    def config(self) -> FracConfig:
-        """The configuration that trains at these widths; ``config.replace(...)`` sets the rest."""
-        return FracConfig.from_dict(self.settings)
-
-    def to_yaml(self, path: str | Path) -> None:
-        """Write settings for ``fractrain train --config``."""
-        _write_settings(self.settings, path)
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table(self.stages)
 
@@ -122,10 +122,6 @@ def _pins_of(
     # A name that is also the module of other ops matches these too, so that their own rules have to come later.
     general = set(modules.values())
     return tuple(Pin(escape(name), bits[name]) for name in sorted(bits, key=lambda name: name not in general))
-
-
-def _write_settings(settings: Mapping[str, Any], path: str | Path) -> None:
-    write_text(Path(path), yaml.safe_dump(settings, width=120, sort_keys=False))
 
 
 def _table(stages: Sequence[Allocation]) -> Iterator[RenderableType]:
