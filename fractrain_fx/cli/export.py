@@ -38,7 +38,7 @@ def export(arguments: dict[str, Any]) -> None:
 
 def deployment(run: Path, model: FracModel) -> str:
     """The line that names how a run is deployed at its precision; empty for a float model."""
-    from fractrain_fx.export.deploy import is_hugging_face
+    from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 
     config = model.frac_config
     if config.method == "float":

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture import call_of
+from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.errors import ExportError
 from fractrain_fx.export.blocks import block_of, require_held
-from fractrain_fx.export.deploy import is_hugging_face
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.export.layers import (
     attention_names,

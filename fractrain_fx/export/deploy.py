@@ -8,11 +8,12 @@ from typing import Any
 from torch import nn
 
 from fractrain_fx.capture import Recording
+from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.export.factors import FrozenOp
 from fractrain_fx.export.graph import DeployedGraph, frozen_graph
 from fractrain_fx.export.layers import attention_names, attentions, layers, with_rounded_layers
 
-__all__ = ["deploy", "is_hugging_face"]
+__all__ = ["deploy"]
 
 
 def deploy(original: nn.Module, recording: Recording, ops: Sequence[FrozenOp], skipped: Collection[str]) -> nn.Module:
@@ -37,11 +38,3 @@ def deploy(original: nn.Module, recording: Recording, ops: Sequence[FrozenOp], s
         made = with_rounded_layers(original, found, attention)
     made.float_products = left
     return made  # type: ignore[no-any-return]
-
-
-def is_hugging_face(model: nn.Module) -> bool:
-    """Whether a model is one of transformers', without importing that."""
-    return any(
-        kind.__module__ == "transformers.modeling_utils" and kind.__name__ == "PreTrainedModel"
-        for kind in type(model).__mro__
-    )

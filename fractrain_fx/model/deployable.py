@@ -242,7 +242,7 @@ class Deployable(Packable):
 
     def _unlabelled(self) -> Recording:
         """The recording for calls without labels, which files for inference do not take."""
-        from fractrain_fx.export.deploy import is_hugging_face
+        from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 
         state = self._state
         recording = state.recording

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.inputs.examples_hf import HuggingFaceInputs
+from fractrain_fx.capture.inputs.examples_hf import HuggingFaceInputs, is_hugging_face
 from fractrain_fx.capture.inputs.wrappers import adapted_model
 from fractrain_fx.errors import InputError
 
@@ -39,9 +38,7 @@ def example_inputs(
         InputError: the model is not from these libraries, or its configuration does not describe its inputs.
     """
     generator, model = torch.Generator().manual_seed(0), adapted_model(model)
-    # A program with a Hugging Face model has imported this; other programs need not have it installed.
-    transformers = sys.modules.get("transformers.modeling_utils")
-    if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+    if is_hugging_face(model):
         kwargs = HuggingFaceInputs(model, batch, generator).build(labels)
         return (), {name: _like_model(model, value) for name, value in kwargs.items()}
     size = _timm_size(model) or _torchvision_size(model)

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from fractrain_fx.errors import InputError
 
-__all__ = ["HuggingFaceInputs"]
+__all__ = ["HuggingFaceInputs", "is_hugging_face"]
 
 TEXT_LENGTH, TARGET_LENGTH = 16, 12  # tokens; different, so that encoder and decoder cannot be confused
 IMAGE_SIDE = 224  # for configurations without a size: the processors of convolutional models resize to this
@@ -28,6 +28,14 @@ _CLASS_OF_SAMPLE = tuple(f"{kind}_CLASSIFICATION" for kind in ("SEQUENCE", "IMAG
 _CLASS_OF_TOKEN = ("TOKEN_CLASSIFICATION",)
 _CLASS_OF_PIXEL = ("SEMANTIC_SEGMENTATION",)
 _TRANSCRIPT = ("CTC",)
+
+
+def is_hugging_face(model: nn.Module) -> bool:
+    """Whether a model is one of transformers', without importing that."""
+    return any(
+        kind.__module__ == "transformers.modeling_utils" and kind.__name__ == "PreTrainedModel"
+        for kind in type(model).__mro__
+    )
 
 
 class HuggingFaceInputs:

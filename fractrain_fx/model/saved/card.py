@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.engine.course import Run
 from fractrain_fx.engine.rows import pure_rows
 from fractrain_fx.engine.steered import show_level
-from fractrain_fx.export.deploy import is_hugging_face
 from fractrain_fx.model.state import ModelState
 
 __all__ = ["card_text", "loads_as_float"]
