@@ -163,7 +163,7 @@ def _leaks(
         try:
             with _silence():
                 return not same_calls(graph, run(places).graph, additions)
-        except model_errors():  # or of the recorder, for values that cannot be
+        except model_errors():  # of the model, or of the recorder for values that cannot be
             return True
 
     if not reads or not decides(range(len(reads))):

@@ -34,7 +34,7 @@ def model_errors() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def ignored_model_errors() -> Iterator[None]:
-    """End what is inside at an error of the model, and go on behind it."""
+    """Leave the block at an error of the model, and go on after it."""
     try:
         yield
     except model_errors():

@@ -149,7 +149,7 @@ class Running:
         return found
 
     def _in_eager_mode(self, op: FusedOp, refused: dict[str, str]) -> OpBackend:
-        """What computed an op; ``cpu`` if ``plain`` did by a format whose functions are C++ kernels."""
+        """The backend that computed an op; ``cpu`` if it was ``plain`` by a format whose functions are C++ kernels."""
         weight = next(self._shown.parameters())
         if op.used != "plain" or not weight.is_cpu or not op.plan.has_kernels("cpu"):
             return OpBackend(op.used, refused)

@@ -1,4 +1,4 @@
-"""What plots share: their specification as plain values, encodings, number formats, and heights.
+"""The parts that plots share: their specification as plain values, encodings, number formats, and heights.
 
 Each plot is Vega-Lite over a named table (``frames``), without data and with the theme's colours only.
 """

@@ -88,7 +88,7 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         }
         try:
             return [trial_of(snapshot, call, train) for train, call in grown.items()], batching
-        except model_errors() as error:  # which may not take this batch size
+        except model_errors() as error:  # the model may not take this batch size
             if isinstance(error, torch.AcceleratorError):  # it ended all work of a GPU
                 raise CaptureError(
                     "the GPU stopped while the model ran at another size than its example's, and this process can use "

@@ -57,7 +57,7 @@ def _step_price(unit: Unit, machine: Machine, batch: int, op: MeasuredOp, precis
     choice = Choice(precision, None, op.format, least=op.least, by_product=op.by_product)
     step = machine.step([work], {op.name: (choice,)}, batch=batch)
     if op.name not in step.ops:
-        return 0.0  # what the machine has no price for costs nothing at any precision
+        return 0.0  # an op without a price on the machine costs nothing at any precision
     if unit == "seconds":
         return step.seconds
     if step.joules is None:

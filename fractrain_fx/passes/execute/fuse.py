@@ -27,7 +27,7 @@ _QUANTIZERS: Mapping[Role | None, type[nn.Module]] = {
     "weight": WeightQuantizer,
     "gradient": GradientQuantizer,
 }
-"""What the nodes of a role call."""
+"""The kind of module that the nodes of each role call."""
 
 
 class Fuse(PassBase):

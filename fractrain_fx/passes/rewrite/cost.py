@@ -23,7 +23,7 @@ Paths = tuple[float, float, float]
 
 
 class _Row(NamedTuple):
-    """What the ops of a row of the meter have in common.
+    """The properties that all ops of a row of the meter share.
 
     Attributes:
         bits: the nodes that hold the bits of both factors and of the gradient.
@@ -77,7 +77,7 @@ class MeterCost(PassBase):
         return PassResult(graph_module, True)
 
     def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> tuple[CostMeter, list[_Row]]:
-        """The meter of a graph, and what the ops of each of its rows have in common."""
+        """The meter of a graph, and the properties of the ops of each of its rows."""
         measured = _measuring(graph_module)
         full, fixed, total = ([0.0, 0.0, 0.0] for _ in range(3))
         rows: dict[_Row, list[float]] = {}

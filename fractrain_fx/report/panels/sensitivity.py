@@ -102,7 +102,7 @@ def _words(pin: Pin | None, bits: int, *, noise: bool) -> str:
 
 
 def _chart(table: str, ops: int, title: str, *, percent: bool) -> Spec:
-    """What rounding does to the loss, for each op and width; rings mark the widths that were chosen.
+    """The change of the loss by rounding, for each op and width; rings mark the widths that were chosen.
 
     Args:
         table: the rows.
@@ -123,7 +123,7 @@ def _chart(table: str, ops: int, title: str, *, percent: bool) -> Spec:
         alt.Tooltip("value:Q", title=title, format=".3~%" if percent else ".3~g"),
         alt.Tooltip("chosen:N"),
     ]
-    # Values at or below 0 have no logarithm, and harm nothing.
+    # A value at or below 0 has no logarithm, and does no harm.
     cells = base.mark_rect().encode(
         color=alt.Color(
             "shade:Q",

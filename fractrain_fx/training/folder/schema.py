@@ -16,7 +16,7 @@ __all__ = ["MODEL", "STATE", "SUMS", "TENSORS", "VERSION", "Optional", "reading"
 MODEL, TENSORS, STATE, SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
 
 VERSION = 1
-"""Of the schema: docs/reference/run-folder.md says where a checkpoint keeps ranges, bits and pins."""
+"""The version of the schema: docs/reference/run-folder.md says where a checkpoint keeps ranges, bits and pins."""
 
 _DAMAGE = (OSError, EOFError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 
