@@ -79,6 +79,7 @@ _SIGN = f"sign+{_FINE}"
 _NO_SKIP = f"no-skip+{_RAMP}"
 _TUNED, _FISHER = f"sign+{_NO_SKIP}", f"fisher+{_NO_SKIP}"
 _PAPER = "sign+weights-6"
+_TABLE_3 = "sign+no-skip+saturate"
 _FINE_TUNING = ["resnet20-fine-tuning", "characters-fine-tuning"]
 _DFQ = [f"{options}cp-3.8" for options in ("fine-options+", "rising-options+", "")]
 _PFQ = ["default", "stages-from-4", "stages-from-5"]
@@ -168,7 +169,10 @@ GRIDS: dict[str, list[Run]] = {
     "protocol": [
         *runs_of([_MAIN], ["static"], ["drops"], [160]),
         *runs_of(
-            [_MAIN], ["fractrain"], [f"drops+algorithm-1+{each}" for each in ("sign+no-skip+saturate", _PAPER)], [160]
+            [_MAIN],
+            ["fractrain"],
+            [f"drops+algorithm-1+{each}" for each in (f"outer-8+{_TABLE_3}", _TABLE_3, _PAPER)],
+            [160],
         ),
         *runs_of([_MAIN], ["pfq"], ["drops+algorithm-1"], [160]),
         *runs_of([_MAIN], ["static"], ["drops+fw-6-bw-6"], [160]),
