@@ -12,6 +12,7 @@ from benchmarks.science.findings import by_input, findings
 from benchmarks.science.frontier import frontier
 from benchmarks.science.named import METHODS, TASKS
 from benchmarks.science.overview import beside_static, overview
+from benchmarks.science.protocol import protocol
 from benchmarks.science.records import Group, Record, groups_of
 from benchmarks.science.runs import task_words, write_runs
 
@@ -41,7 +42,8 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     runs = results.with_suffix(".md")
     groups = sorted(groups_of(records), key=_order)
     tasks = {task: [group for group in groups if group.task == task] for task in TASKS}
-    parts = ["# Results", *_opening(groups, results.parent, place.parent), overview(groups), by_input(groups)]
+    parts = ["# Results", *_opening(groups, results.parent, place.parent), protocol(groups)]
+    parts += [overview(groups), by_input(groups)]
     parts += [_where_from(place, place.with_name(runs.name)), _TASKS_WORDS]
     for task, mine in tasks.items():
         if not (found := findings(mine)):

@@ -16,6 +16,7 @@ from benchmarks.science.frontier import frontier
 from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.overview import beside_static, overview
 from benchmarks.science.page import write_page
+from benchmarks.science.protocol import protocol
 from benchmarks.science.records import cp_error, groups_of, merge_records, read_records, static_at
 from fractrain_fx import FracConfig, RunConfig
 from fractrain_fx.config.targets import Reach, resolve_targets
@@ -225,6 +226,20 @@ def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(t
 def test_without_other_static_precisions_there_is_no_frontier(tmp_path: Path) -> None:
     groups = groups_of([record("static", 20, 80.0, 100.0), record("pfq", 20, 79.0, 50.0)])
     assert frontier(groups, "digits", 20, tmp_path / "frontier.svg") == ""
+
+
+def test_the_papers_training_stands_above_the_rows_of_its_table() -> None:
+    runs = [record("static", 20, 80.0, 2000.0), record("fractrain", 160, 83.0, 6400.0, setting="drops+sign")]
+    runs += [record("fractrain", 20, 77.0, 1000.0)]
+    tables = []
+    for static in ([], [record("static", 160, 83.5, 16000.0, setting="drops")]):
+        groups = groups_of([each | {"task": "resnet20-16px"} for each in (*runs, *static)])
+        tables.append(protocol(groups).splitlines())
+    assert "| ResNet-20, 16 pixels | fractrain | drops+sign | 1 | 83.00 |  | 40 % |" in tables[0]
+    assert "| ResNet-20, 16 pixels | fractrain | drops+sign | 1 | 83.00 | -0.50 | 40 % |" in tables[1]
+    assert "| ResNet-20, 16 pixels | static | drops | 1 | 83.50 |  | 100 % |" in tables[1]
+    assert "| ResNet-38, 32 pixels | fractrain | the paper's |  | 92.54 | -0.12 | 34 % |" in tables[1]
+    assert len(tables[1]) == len(tables[0]) + 1 and protocol(groups_of(runs)) == ""
 
 
 @pytest.mark.long
