@@ -72,7 +72,8 @@ def _check_used(config: FracConfig) -> None:
     for name, (kind, readers) in _READERS.items():
         chosen, value, field = getattr(config, kind), getattr(config, name), defaults[name]
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        if chosen not in readers and value != default:
+        by_pin = kind == "format" and any(pin.number_format in readers for pin in config.pins)
+        if chosen not in readers and value != default and not (by_pin and name == "affine"):
             raise ConfigError(
                 f"{_shown(name, value, default)} changes nothing for {kind} {chosen!r}: it is for "
                 f"{', '.join(repr(reader) for reader in readers)}"

@@ -136,7 +136,11 @@ class FracConfig:
     @property
     def per_product(self) -> bool:
         """Whether each product rounds its operands anew."""
-        return self.product_recipe is not None or (self.format == "affine" and self.affine.per_product)
+        return self.rounds_anew(self.format)
+
+    def rounds_anew(self, number_format: str) -> bool:
+        """Whether each product of this format rounds its operands anew, under these settings."""
+        return number_format in BLOCK_FORMATS or (number_format == "affine" and self.affine.per_product)
 
     @property
     def dispatches(self) -> bool:

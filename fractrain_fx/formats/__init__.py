@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractrain_fx.config import BLOCK_FORMATS, Recipe, usual_recipe
-from fractrain_fx.config.affine import GradientGrid, Ranges
+from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.config.recipes import RECIPES
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat, RangedAffineFormat
@@ -26,28 +26,20 @@ __all__ = [
 ]
 
 
-def get_format(
-    name: str,
-    *,
-    gradient_grid: GradientGrid = "range",
-    recipe: Recipe | None = None,
-    ranges: Ranges = "tensor",
-) -> Format:
+def get_format(name: str, *, affine: AffineConfig = AffineConfig(), recipe: Recipe | None = None) -> Format:
     """The format that ``FracConfig.format`` names.
 
     Args:
         name: the format's name.
-        gradient_grid: where the levels of gradients lie, for format ``affine``.
+        affine: the settings of format ``affine``; other formats do not read them.
         recipe: how a block format (``mx``, ``nvfp4``, ``fp8``, ``int``) rounds the operands of each product; by default
             its usual one (``mxfp8`` for ``mx``).
-        ranges: what shares a range in format ``affine``.
 
     Raises:
         ConfigError: no format has this name; the message lists those that exist.
     """
-    ranged = ranges in ("row", "head")
-    affine: Format = RangedAffineFormat(ranges, gradient_grid) if ranged else AffineFormat(gradient_grid, ranges)
-    formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
+    levels: Format = RangedAffineFormat(affine) if affine.per_product else AffineFormat(affine)
+    formats: dict[str, Format] = {fmt.name: fmt for fmt in (levels, DoReFaFormat(), WageubnFormat())}
     if name in BLOCK_FORMATS:
         return MicroscalingFormat(recipe or usual_recipe(name))
     if name not in formats:

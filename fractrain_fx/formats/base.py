@@ -201,15 +201,14 @@ class Format(Protocol):
             x: values, samples first.
             g: gradient of the rounded values.
             bits: of each option.
-            within: the range in which ``x`` is rounded.
+            within: the range in which ``x`` is rounded; its ends broadcast against ``x``.
             squared: sum the squares.
         """
         dtype = work_dtype(x)
-        x, g = x.flatten(1), g.flatten(1)
 
         def gains(widths: Sequence[int]) -> Tensor:
             parts = ((self.activation(x, each, within).to(dtype) - x) * g for each in widths)
-            return torch.stack([sum_of_samples(part, squared) for part in parts], dim=1)
+            return torch.stack([sum_of_samples(part.flatten(1), squared) for part in parts], dim=1)
 
         return of_options(bits, gains)
 

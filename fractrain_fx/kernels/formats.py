@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Recipe, usual_recipe
-from fractrain_fx.config.affine import GradientGrid, Ranges
+from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.formats import AffineFormat, Format, MicroscalingFormat, ValueRange, get_format
 from fractrain_fx.formats.affine.format import range_shape
 from fractrain_fx.formats.base import Bits, Operand, Seed, Values
@@ -37,46 +37,32 @@ from fractrain_fx.native.choice import kernel_devices
 __all__ = ["AffineByKernels", "MicroscalingByKernels", "format_by_kernels"]
 
 
-def format_by_kernels(
-    config: FracConfig,
-    name: str,
-    *,
-    recipe: Recipe | None = None,
-    gradient_grid: GradientGrid = "range",
-    ranges: Ranges = "tensor",
-) -> Format:
-    """The format of a name, by the kernels that the backend stands for, if it has any.
+def format_by_kernels(config: FracConfig, name: str, recipe: Recipe | None = None) -> Format:
+    """The format of a name in a model, by the kernels that the model's backend stands for, if it has any.
 
     Args:
         config: the model's configuration.
-        name: as :func:`fractrain_fx.formats.get_format` takes it, like all that follows.
+        name: as :func:`fractrain_fx.formats.get_format` takes it.
         recipe: how a block format rounds the operands of each product.
-        gradient_grid: where the levels of gradients lie.
-        ranges: what shares a range.
     """
     devices = kernel_devices(config)
-    if name == "affine" and ranges in ("tensor", "sample") and devices:
-        return AffineByKernels(gradient_grid, ranges, devices)
+    if name == "affine" and not config.affine.per_product and devices:
+        return AffineByKernels(config.affine, devices)
     if name in BLOCK_FORMATS and devices:
         return MicroscalingByKernels(recipe or usual_recipe(name), devices)
-    return get_format(name, gradient_grid=gradient_grid, recipe=recipe, ranges=ranges)
+    return get_format(name, affine=config.affine, recipe=recipe)
 
 
 class AffineByKernels(AffineFormat):
     """The affine format: in C++ the formula's numbers with noise that is a hash, in Triton those of plain operations.
 
     Args:
-        gradient_grid, ranges: as :class:`~fractrain_fx.formats.AffineFormat` takes them.
+        affine: as :class:`~fractrain_fx.formats.AffineFormat` takes it.
         kernels: types of the devices whose kernels may be called.
     """
 
-    def __init__(
-        self,
-        gradient_grid: GradientGrid = "range",
-        ranges: Ranges = "tensor",
-        kernels: tuple[str, ...] = ("cpu", "cuda"),
-    ) -> None:
-        super().__init__(gradient_grid, ranges)
+    def __init__(self, affine: AffineConfig = AffineConfig(), kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
+        super().__init__(affine)
         self.kernels = kernels
 
     def measure(self, x: Values, dim: int | None = None) -> ValueRange:
@@ -95,6 +81,8 @@ class AffineByKernels(AffineFormat):
         within: ValueRange,
         squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
+        if within.lo.ndim:
+            return super().activation_gains(x, g, bits, within, squared)
         if "cpu" in self.kernels:
             single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
             if single.dtype == of_single.dtype and affine.has_gains(single, within.lo):

@@ -70,16 +70,14 @@ def gate_gradient(
         g: gradient of the rounded activation.
         options: forward bits of each option.
         axis: where the samples lie in ``x``.
-        within: the range in which ``x`` was rounded.
+        within: the range in which ``x`` was rounded, or those of its samples.
         samples: how many samples ``x`` holds.
         estimate: ``GateConfig.gradient``.
     """
     x, g = axis.apart(x, samples), axis.apart(g, samples)
-    if within.lo.ndim:  # a range for each sample: the same values in a range from 0 to 1
+    if within.lo.ndim:
         lo, span = axis.apart(within.lo, samples), axis.apart(within.span, samples)
-        span = torch.where(span > 0, span, 1.0)
-        x, g = (x - lo) / span, g * span
-        within = ValueRange(lo.new_zeros(()), lo.new_ones(()), within.measured_here)
+        within = ValueRange(lo, span, within.measured_here)
     sums = fmt.activation_gains(x, g, options, within, squared=estimate == "fisher")
     return of_mean_loss(sums, samples, estimate)
 

@@ -90,7 +90,7 @@ class Watch:
         self._every = _steps(every)
         config = found.frac_config
         pinned = [pin.product_recipe for pin in config.pins if pin.number_format is not None]
-        self._what_ifs = read_what_ifs(as_if, [config.product_recipe, *pinned])
+        self._what_ifs = read_what_ifs(as_if, [config.product_recipe, *pinned], config.affine)
         self._path = None if out is None else _file(Path(out))
         self._told = told
         self.records: list[WatchedStep] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fractrain_fx.config import Pin, Precision
+from fractrain_fx.config import AffineConfig, Pin, Precision
 from fractrain_fx.config.products import Recipe
 from fractrain_fx.config.recipes import widths_of
 from fractrain_fx.errors import ConfigError
@@ -52,21 +52,24 @@ class WhatIf:
         return own if self.fmt is None else None
 
 
-def read_what_ifs(given: str | Iterable[str], recipes: Sequence[Recipe | None]) -> tuple[WhatIf, ...]:
+def read_what_ifs(
+    given: str | Iterable[str], recipes: Sequence[Recipe | None], affine: AffineConfig
+) -> tuple[WhatIf, ...]:
     """Read names of recipes and formats (``mxfp4``, ``mx:FW-4/BW-8``) and precisions (``FW-4/BW-8``).
 
     Args:
         given: the names, as ``Pin.parse`` reads what follows the pattern.
         recipes: those of the model's ops; ``None`` for ops without one.
+        affine: the model's settings of that format, which a name of it has too.
 
     Raises:
         ConfigError: a name is unknown, or an op's format has no numbers of a width.
     """
     names = (given,) if isinstance(given, str) else tuple(given)
-    return tuple(_read(str(name), recipes) for name in names)
+    return tuple(_read(str(name), recipes, affine) for name in names)
 
 
-def _read(name: str, recipes: Sequence[Recipe | None]) -> WhatIf:
+def _read(name: str, recipes: Sequence[Recipe | None], affine: AffineConfig) -> WhatIf:
     try:
         pin = Pin.parse(f"*={name}")
     except ConfigError as error:
@@ -77,7 +80,8 @@ def _read(name: str, recipes: Sequence[Recipe | None]) -> WhatIf:
     if not isinstance(pin.precision, Precision):
         raise ConfigError(f"as_if={name!r} names several precisions: write one, such as {pin.precision.stages[-1]}")
     if pin.number_format is not None:
-        return WhatIf(name, pin.precision, get_format(pin.number_format, recipe=pin.product_recipe))
+        fmt = get_format(pin.number_format, affine=affine, recipe=pin.product_recipe)
+        return WhatIf(name, pin.precision, fmt)
     for recipe in recipes:
         if recipe is not None and (lacks := widths_of(recipe, pin.precision)) is not None:
             raise ConfigError(f"as_if={name!r}: {lacks}. Name a format too, such as 'affine:{pin.precision}'")

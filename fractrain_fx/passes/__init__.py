@@ -91,8 +91,8 @@ def analysis_passes(config: FracConfig) -> list[PassBase]:
 
 def default_passes(config: FracConfig) -> list[PassBase]:
     """All passes in order, as a plain list: add, drop or reorder at will."""
-    per_product = config.per_product or any(pin.product_recipe is not None for pin in config.pins)
-    fusing: list[PassBase] = [Fuse(per_product=True)] if per_product else []
+    formats = {config.format, *(pin.number_format or config.format for pin in config.pins)}
+    fusing: list[PassBase] = [Fuse(per_product=True)] if any(map(config.rounds_anew, formats)) else []
     return [*analysis_passes(config), InsertGates(config), Quantize(config), MeterCost(config), *fusing]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fractrain_fx.config import RECIPES
+from fractrain_fx.config import RECIPES, AffineConfig
 from fractrain_fx.execution.arithmetic import Bound, Linear
 from fractrain_fx.execution.backends import cuda
 from fractrain_fx.execution.backends.cuda import CUDA
@@ -209,7 +209,8 @@ def test_a_product_by_the_backend_is_that_of_the_kernels_one_by_one(
     wanted = Linear().backward(rounded, Bound(x, w, added), (True, True, True))
     for ours, theirs in zip(CUDA.backward(plan, call, g, kept, (True, True, True)), wanted, strict=True):
         assert ours is not None and theirs is not None and torch.equal(ours, theirs)
-    assert "gradient_grid" in str(CUDA.refuses(replace(plan, fmt=AffineByKernels("zero")), call, (True, True, True)))
+    holds_zero = replace(plan, fmt=AffineByKernels(AffineConfig(gradient_grid="zero")))
+    assert "gradient_grid" in str(CUDA.refuses(holds_zero, call, (True, True, True)))
 
 
 def test_ops_that_read_one_activation_in_one_way_round_it_once(monkeypatch: pytest.MonkeyPatch) -> None:

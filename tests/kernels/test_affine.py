@@ -194,8 +194,9 @@ def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype, squared: b
         return module.forward
 
     def run(x: Tensor, g: Tensor) -> Tensor:
-        return AffineByKernels().activation_gains(x, g, (0, 3, 6, 32), ValueRange(lo, span, True), squared)
+        return fmt.activation_gains(x, g, (0, 3, 6, 32), ValueRange(lo, span, True), squared)
 
+    fmt = AffineByKernels()
     x, g = torch.randn(4, 50, dtype=dtype), torch.randn(50, 4, dtype=dtype).t()
     lo, span, _ = measure(x)
     found = torch.compile(run, backend=backend, fullgraph=True)(x, g)

@@ -28,7 +28,7 @@ def test_they_number_all_levels_that_rounding_can_reach_and_one_bit_less_does_no
     bits: int, exponents: list[float], grid: Any
 ) -> None:
     torch.manual_seed(0)
-    fmt, width = AffineFormat(gradient_grid=grid), torch.tensor(bits)
+    fmt, width = AffineFormat(AffineConfig(gradient_grid=grid)), torch.tensor(bits)
     g = torch.randn(len(exponents), 40) * torch.tensor(exponents).exp2().unsqueeze(1)
     needed = fmt.needed_bits(g, width, BatchAxis())
     lo, span, _ = fmt.gradient_range(g, width, None)

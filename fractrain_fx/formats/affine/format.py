@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.config.affine import GradientGrid, Ranges
+from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.grid import modest
@@ -33,16 +33,16 @@ class AffineFormat(Format):
     """One range for an activation, one for each output channel of a weight; gradients are rounded stochastically (SBM).
 
     Args:
-        gradient_grid: ``zero`` shifts the levels of gradients so that one is 0 (``AffineConfig.gradient_grid``).
-        ranges: ``sample`` gives each sample of an activation or gradient a range of its own (``AffineConfig.ranges``).
+        affine: ``gradient_grid='zero'`` shifts the levels of gradients so that one is 0, and ``ranges='sample'`` gives
+            each sample of an activation or gradient a range of its own.
     """
 
     name = "affine"
     has_codes = True
 
-    def __init__(self, gradient_grid: GradientGrid = "range", ranges: Ranges = "tensor") -> None:
-        self.gradient_grid = gradient_grid
-        self.by_sample = ranges == "sample"
+    def __init__(self, affine: AffineConfig = AffineConfig()) -> None:
+        self.gradient_grid = affine.gradient_grid
+        self.by_sample = affine.ranges == "sample"
 
     def measure(self, x: Values, dim: int | None = None) -> ValueRange:
         """The range of ``x``, as :func:`measure` gives it."""
@@ -64,6 +64,8 @@ class AffineFormat(Format):
         within: ValueRange,
         squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
+        if within.lo.ndim:
+            return super().activation_gains(x, g, bits, within, squared)
         return affine_gains(x, g, bits, within, squared=squared)
 
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.config.affine import GradientGrid, Ranges
+from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.formats.affine.format import measure, range_between
 from fractrain_fx.formats.affine.rounding import reach_affine, round_affine, shifted_to_zero
+from fractrain_fx.formats.affine.scale import scales
 from fractrain_fx.formats.base import Bits, Operand, Reach, Seed, ValueRange, Values
-from fractrain_fx.formats.bits import as_bits, work_dtype
+from fractrain_fx.formats.bits import as_bits, is_rounded, work_dtype
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
 
@@ -23,15 +24,15 @@ class RangedAffineFormat(PerProductFormat):
     along it: the products of codes stay products of whole numbers.
 
     Args:
-        ranges: ``row`` or ``head``, as ``AffineConfig.ranges`` explains them.
-        gradient_grid: as in :class:`~fractrain_fx.formats.affine.AffineFormat`.
+        affine: with ``ranges`` of a ``row`` or ``head``; ``gradient_grid`` is that of
+            :class:`~fractrain_fx.formats.affine.AffineFormat`.
     """
 
     name = "affine"
 
-    def __init__(self, ranges: Ranges, gradient_grid: GradientGrid = "range") -> None:
-        self.ranges = ranges
-        self.gradient_grid = gradient_grid
+    def __init__(self, affine: AffineConfig) -> None:
+        self.ranges = affine.ranges
+        self.gradient_grid = affine.gradient_grid
 
     def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Seed = None) -> Values:
         """Round an operand of a product; gradients stochastically."""
@@ -52,7 +53,8 @@ class RangedAffineFormat(PerProductFormat):
         measured = self.range_of(x, of)
         if of.tensor == "g" and self.gradient_grid == "zero":
             measured = shifted_to_zero(bits, measured)
-        return reach_affine(bits, measured)._replace(scales=measured.span)
+        scale = scales(measured.span, bits) * (is_rounded(bits) & (measured.span > 0))
+        return reach_affine(bits, measured)._replace(scales=scale)
 
     def range_of(self, x: Values, of: Operand) -> ValueRange:
         """The ranges of an operand, which broadcast against it."""

@@ -150,11 +150,8 @@ class DecidePrecision(PassBase):
             return Decision("float", "attention='float'" if fused else "one call multiplies more than two tensors")
         if (other := other_numbers(node)) is not None:
             return Decision("float", other)
-        name, recipe, per_product = self.config.format, self.config.product_recipe, self.config.per_product
-        if pin is not None and pin.number_format is not None:
-            name, recipe = pin.number_format, pin.product_recipe
-            per_product = recipe is not None
-        lacks = arithmetic_of(node) if per_product else None
+        name = self.config.format if pin is None or pin.number_format is None else pin.number_format
+        lacks = arithmetic_of(node) if self.config.rounds_anew(name) else None
         no_form = f"format {name!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
         if pin is not None:
             if no_form is not None:

@@ -58,13 +58,7 @@ class Quantize(PassBase):
     def __init__(self, config: FracConfig, fmt: Format | None = None) -> None:
         super().__init__()
         self.config = config
-        self.fmt = fmt or format_by_kernels(
-            config,
-            config.format,
-            gradient_grid=config.affine.gradient_grid,
-            recipe=config.product_recipe,
-            ranges=config.affine.ranges,
-        )
+        self.fmt = fmt or format_by_kernels(config, config.format, config.product_recipe)
 
     def requires(self, graph_module: GraphModule) -> None:
         choices = choices_of(graph_module.graph)
@@ -135,8 +129,7 @@ class _Writer:
         if name is None:
             return self._format
         if (name, recipe) not in self._formats:
-            config = self._config
-            self._formats[name, recipe] = format_by_kernels(config, name, recipe=recipe)
+            self._formats[name, recipe] = format_by_kernels(self._config, name, recipe)
         return self._formats[name, recipe]
 
     def quantize_inside(self, node: Node, op: Op) -> None:

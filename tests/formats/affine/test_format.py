@@ -12,6 +12,7 @@ import torch
 from hypothesis import assume, given
 from torch import Tensor
 
+from fractrain_fx.config import AffineConfig
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.affine import AffineFormat, fake_quantize, measure
@@ -320,7 +321,7 @@ def test_wrong_arguments_are_named() -> None:
         fake_quantize(x, 4, lo=torch.tensor(0.0))
 
 
-ZERO = AffineFormat(gradient_grid="zero")
+ZERO = AffineFormat(AffineConfig(gradient_grid="zero"))
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-0.9, 0.9), some_bits)
@@ -348,7 +349,7 @@ def test_samples_of_several_widths_each_have_a_grid_with_zero() -> None:
     shifted = ZERO.gradient(g, bits, axis=BatchAxis(), seed=torch.tensor(3))
     assert (shifted[:, ::2] == 0).all() and not (plain[[0, 2, 4], ::2] == 0).all()
     assert torch.equal(shifted[[1, 3]], g[[1, 3]])
-    kernels = AffineByKernels("zero")
+    kernels = AffineByKernels(AffineConfig(gradient_grid="zero"))
     compiled = kernels.gradient(g, bits, axis=BatchAxis(), seed=torch.tensor(3))
     assert (compiled[:, ::2] == 0).all() and torch.equal(compiled[[1, 3]], g[[1, 3]])
     for width, found in zip(bits.flatten().tolist(), compiled, strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import AffineConfig, Engine, FracConfig, RunConfig, fractrainify
+from fractrain_fx import AffineConfig, Engine, FracConfig, Pin, RunConfig, fractrainify
 from fractrain_fx.config import Backend, Method
 from fractrain_fx.errors import ExportError
 from fractrain_fx.formats import Format, Operand, get_format
@@ -22,14 +22,21 @@ SEED = torch.tensor(3)
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_a_row_is_rounded_as_if_alone(bits: int) -> None:
-    fmt, x = get_format("affine", ranges="row"), torch.randn(5, 7) * torch.tensor([1e-3, 1, 10, 1e3, 0]).view(5, 1)
+    fmt, x = (
+        get_format("affine", affine=AffineConfig(ranges="row")),
+        torch.randn(5, 7) * torch.tensor([1e-3, 1, 10, 1e3, 0]).view(5, 1),
+    )
     assert torch.equal(fmt.operand(x, bits, Operand("forward", "x", (1,))), fake_quantize(x, bits, dim=0))
     assert torch.equal(fmt.operand(x, bits, Operand("weight_gradient", "x", (0,))), fake_quantize(x, bits, dim=1))
     assert torch.equal(fmt.operand(x, 32, Operand("forward", "x", (1,))), x)
 
 
 def test_samples_have_bits_of_their_own_and_a_bad_value_spoils_its_row_only() -> None:
-    fmt, x, of = get_format("affine", ranges="row"), torch.randn(4, 6), Operand("forward", "x", (1,))
+    fmt, x, of = (
+        get_format("affine", affine=AffineConfig(ranges="row")),
+        torch.randn(4, 6),
+        Operand("forward", "x", (1,)),
+    )
     found = fmt.operand(x, torch.tensor([0, 4, 8, 32]).view(4, 1), of)
     assert torch.equal(found[[0, 3]], x[[0, 3]])
     assert torch.equal(found[1:3], torch.stack([fake_quantize(x[1], 4), fake_quantize(x[2], 8)]))
@@ -59,7 +66,7 @@ def test_a_sample_computes_the_same_in_every_batch(method: Method, backend: Back
             model.export("nowhere", format="onnx")
 
 
-BY_SAMPLE = [get_format("affine", ranges="sample"), AffineByKernels(ranges="sample")]
+BY_SAMPLE = [get_format("affine", affine=AffineConfig(ranges="sample")), AffineByKernels(AffineConfig(ranges="sample"))]
 AXES = {
     "images": ((4, 3, 5, 5), BatchAxis()),
     "second dimension": ((6, 4, 3), BatchAxis(1)),
@@ -88,11 +95,48 @@ def test_each_sample_of_a_gradient_is_rounded_as_if_alone(name: str, fmt: Format
 @pytest.mark.parametrize("name", ["images", "second dimension", "rows of a sample together", "rows of a sample apart"])
 def test_gates_are_told_what_each_option_does_in_the_range_of_a_sample(name: str, fmt: Format) -> None:
     shape, axis = AXES[name]
-    x, g = axis.expand(torch.tensor([1e-3, 1, 50, 0]), shape) * torch.randn(shape), torch.randn(shape)
-    within = fmt.sample_ranges(x, axis)
-    found = gate_gradient(fmt, x, g, (0, 3, 6, 32), axis, within, 4, "straight-through")
-    wanted = [axis.samples_first((fmt.activation(x, bits, within) - x) * g, 4).sum(1) for bits in (0, 3, 6, 32)]
-    torch.testing.assert_close(found, torch.stack(wanted, 1), rtol=1e-3, atol=1e-5)
+    # The third sample is narrower than the smallest scale, and the last one is constant.
+    x, g = axis.expand(torch.tensor([1e-3, 50, 1e-7, 0]), shape) * torch.randn(shape), torch.randn(shape)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, g = x.to(dtype), g.to(dtype)
+        within = fmt.sample_ranges(x, axis)
+        found = gate_gradient(fmt, x, g, (0, 3, 6, 8, 32), axis, within, 4, "straight-through")
+        wanted = []
+        for bits in (0, 3, 6, 8, 32):
+            errors = (fmt.activation(x, bits, within).double() - x.double()) * g.double()
+            wanted.append(axis.samples_first(errors, 4).sum(1))
+        torch.testing.assert_close(found.double(), torch.stack(wanted, 1), rtol=1e-3, atol=1e-13)
+
+
+@pytest.mark.parametrize("affine", [AffineConfig(ranges="row"), AffineConfig("zero"), AffineConfig(ranges="sample")])
+def test_a_rule_that_names_the_format_has_its_settings(affine: AffineConfig) -> None:
+    def gradient(number_format: str, affine: AffineConfig) -> Tensor:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+        config = FracConfig(
+            method="static",
+            format=number_format,
+            pins=(Pin("first", "FW-3/BW-3", "affine"), Pin("last", recipe="mxfp8")),
+            affine=affine,
+            run=RunConfig(backend="plain"),
+        )
+        x = torch.randn(3, 6) * torch.tensor([[1e-2], [1.0], [10.0]])
+        model = fractrainify(net, config=FracConfig.from_dict(config.to_dict()), example_inputs=(x,)).train()
+        torch.manual_seed(0)
+        model(x).square().sum().backward()
+        found = net[0].weight.grad
+        assert found is not None
+        return found
+
+    assert torch.equal(gradient("affine", affine), gradient("mx", affine))
+    assert not torch.equal(gradient("affine", affine), gradient("affine", AffineConfig()))
+
+
+def test_the_scales_of_rows_are_the_distances_of_their_levels() -> None:
+    x, of = torch.tensor([[0.0, 1.0, 15.0], [2.0, 2.0, 2.0], [0.0, 1.0, 30.0]]), Operand("forward", "x", (1,))
+    for bits, wanted in ((torch.tensor(4), [1.0, 0.0, 2.0]), (torch.tensor([4, 4, 32]).view(3, 1), [1.0, 0.0, 0.0])):
+        scales = get_format("affine", affine=AffineConfig(ranges="row")).reach(x, bits, of, None).scales
+        assert scales is not None and scales.flatten().tolist() == wanted
 
 
 class Attention(nn.Module):
@@ -148,7 +192,7 @@ def test_ranges_are_constant_along_what_a_product_sums_over(
 
 
 def test_products_of_codes_and_their_sums_give_the_product_of_rows() -> None:
-    fmt: Any = get_format("affine", ranges="row")
+    fmt: Any = get_format("affine", affine=AffineConfig(ranges="row"))
     x, w = torch.randn(5, 40).double(), torch.randn(6, 40).double()
     operands = ((x, Operand("forward", "x", (1,))), (w, Operand("forward", "w", (1,), channel=0, weight=True)))
     found = [(fmt.operand(each, 8, of), fmt.range_of(each, of)) for each, of in operands]
@@ -163,14 +207,20 @@ def test_products_of_codes_and_their_sums_give_the_product_of_rows() -> None:
 def test_a_gradient_of_heads_is_rounded_once_and_one_of_rows_for_each_product() -> None:
     g = torch.randn(2, 4, 5, 6)
     pair = (Operand("input_gradient", "g", (3,), across=(2,)), Operand("weight_gradient", "g", (2,), across=(3,)))
-    first, second = (get_format("affine", ranges="head").operand(g, 4, of, seed=SEED) for of in pair)
+    first, second = (
+        get_format("affine", affine=AffineConfig(ranges="head")).operand(g, 4, of, seed=SEED) for of in pair
+    )
     assert torch.equal(first, second)
     of_head = fake_quantize(g.flatten(0, 1), 4, dim=0).view_as(g)
     assert (first - of_head).abs().max() > 0  # rounded by chance
-    first, second = (get_format("affine", ranges="row").operand(g, 4, of, seed=SEED) for of in pair)
+    first, second = (
+        get_format("affine", affine=AffineConfig(ranges="row")).operand(g, 4, of, seed=SEED) for of in pair
+    )
     assert not torch.equal(first, second)
     sparse = g * (torch.rand_like(g) < 0.5)
-    kept = get_format("affine", ranges="row", gradient_grid="zero").operand(sparse, 4, pair[0], seed=SEED)
+    kept = get_format("affine", affine=AffineConfig(ranges="row", gradient_grid="zero")).operand(
+        sparse, 4, pair[0], seed=SEED
+    )
     assert (kept[sparse == 0] == 0).all() and (kept != 0).any()
 
 
@@ -189,7 +239,7 @@ def test_rows_lose_less_than_a_tensor_where_rows_differ_in_size() -> None:
     of = Operand("forward", "x", (1,))
     errors = {}
     for ranges in ("tensor", "row"):
-        rounded = get_format("affine", ranges=ranges).operand(x, 4, of)
+        rounded = get_format("affine", affine=AffineConfig(ranges=ranges)).operand(x, 4, of)
         errors[ranges] = ((rounded - x).norm(dim=1) / x.norm(dim=1)).max()
     assert errors["row"] < 0.2 and errors["tensor"] > 10
 
@@ -197,7 +247,7 @@ def test_rows_lose_less_than_a_tensor_where_rows_differ_in_size() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("ranges", ["row", "head"])
 def test_one_compiled_graph_serves_all_widths_with_the_same_values(ranges: Literal["row", "head"]) -> None:
-    fmt, x = get_format("affine", ranges=ranges), torch.randn(3, 20, 40)
+    fmt, x = get_format("affine", affine=AffineConfig(ranges=ranges)), torch.randn(3, 20, 40)
     of = Operand("forward", "x", (2,), across=(1,))
     compiled = torch.compile(lambda bits: fmt.operand(x, bits, of), fullgraph=True)
     for width in (2, 4, 8, 32):
