@@ -82,7 +82,12 @@ class AffineByKernels(AffineFormat):
         squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
         if within.lo.ndim:
-            return super().activation_gains(x, g, bits, within, squared)
+            if x.dtype != within.lo.dtype:  # Q(x) is rounded to the type of x, which has no scale of its own
+                return super().activation_gains(x, g, bits, within, squared)
+            # Kernels read one range: here each sample's values lie in 0..1, and its gradient takes the width.
+            width = torch.where(within.span > 0, within.span, 1.0)
+            x, g = (x - within.lo) / width, g * width
+            within = ValueRange(width.new_zeros(()), width.new_ones(()), within.measured_here)
         if "cpu" in self.kernels:
             single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
             if single.dtype == of_single.dtype and affine.has_gains(single, within.lo):

@@ -105,7 +105,9 @@ def test_gates_are_told_what_each_option_does_in_the_range_of_a_sample(name: str
         for bits in (0, 3, 6, 8, 32):
             errors = (fmt.activation(x, bits, within).double() - x.double()) * g.double()
             wanted.append(axis.samples_first(errors, 4).sum(1))
-        torch.testing.assert_close(found.double(), torch.stack(wanted, 1), rtol=1e-3, atol=1e-13)
+        # Kernels leave out that scales are 1e-8 at least.
+        close = 1e-13 if fmt is BY_SAMPLE[0] or dtype == torch.bfloat16 else 1e-6
+        torch.testing.assert_close(found.double(), torch.stack(wanted, 1), rtol=1e-3, atol=close)
 
 
 @pytest.mark.parametrize("affine", [AffineConfig(ranges="row"), AffineConfig("zero"), AffineConfig(ranges="sample")])
