@@ -230,4 +230,5 @@ def _run(
     python = outside.state(writer.graph, notes)
     held = Guards(guards, writer.graph, values), python, seen, recorder.ambient.typed_inputs()
     writer.release()
+    recorder.decided.release()
     return Run(writer.graph, recorder.returns, *held)

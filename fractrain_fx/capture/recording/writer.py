@@ -93,7 +93,6 @@ class Writer:
         self._cache: dict[Any, Node] = {}
         self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
         self._blamed: set[int] = set()
-        self._sized: dict[Node, frozenset[int]] = {}
         self.cut: set[Node] = set()
         self._names: dict[int, list[str]] = {}
         for named in (model.named_parameters, model.named_buffers):
@@ -178,6 +177,10 @@ class Writer:
         node = self._nodes.get(id(value))
         return None if node is None or node._erased else node
 
+    def node_before(self, value: Tensor) -> Node | None:
+        """The node that a tensor came from, which may have been erased since."""
+        return self._nodes.get(id(value))
+
     def owned(self, value: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model."""
         return id(value) in self._names
@@ -219,15 +222,6 @@ class Writer:
             for members in self._sources.values():
                 if node in members:
                     members.add(before)
-
-    def mark_sized(self, value: Tensor, dims: frozenset[int]) -> None:
-        """Note that data decide the length of these dimensions of a tensor."""
-        if dims and (node := self.known(value)) is not None:
-            self._sized[node] = dims
-
-    def sized_by_data(self, node: Node | None) -> frozenset[int]:
-        """Dimensions of a node's tensor whose length data decide."""
-        return self._sized.get(node, frozenset()) if node is not None else frozenset()
 
     def detached(self, node: Node) -> Node:
         """The node's value, cut from autograd; the node itself if it is cut already."""
