@@ -34,7 +34,8 @@ def refuse_fsdp(args: TrainingArguments | None) -> None:
         raise ConfigError(
             "TrainingArguments(fsdp=...) gathers the weights of a layer when the layer is called, and a rewritten "
             "graph does not call layers: leave it out (DistributedDataParallel), or shard by segment with "
-            "fractrain_fx.distributed.fully_shard(model) in a loop of your own or fractrain train --shard"
+            "fractrain_fx.distributed.fully_shard(model) in a loop of your own or "
+            "fractrain train --set shard=true"
         )
 
 
@@ -82,7 +83,7 @@ class Steering(TrainerCallback):
             raise ConfigError(
                 "Trainer wraps the model of several processes in DistributedDataParallel, which cannot hold shards: "
                 "train a model after fractrain_fx.distributed.fully_shard in a loop of your own or with "
-                "fractrain train --shard, or leave fully_shard out"
+                "fractrain train --set shard=true, or leave fully_shard out"
             )
         self._frac_model = model
         note_steered(model)  # Trainer looks for it before training begins

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 from fractrain_fx import Engine, FracConfig, Pin, Precision, allocate, fractrainify
@@ -182,10 +181,7 @@ def test_names_are_matched_literally() -> None:
 
 
 def test_the_table_fits_80_columns() -> None:
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(allocate(sensitivities(), "FW-4/BW-6"))
-    console.print(allocate(sensitivities(), "FW-8/BW-8", stages=7))
-    text = console.export_text()
+    text = f"{allocate(sensitivities(), 'FW-4/BW-6')}{allocate(sensitivities(), 'FW-8/BW-8', stages=7)}"
     assert max(map(len, text.splitlines())) <= 80
     assert "% of training at 32 bits" in text
 

@@ -18,6 +18,7 @@ from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.config.plain import write_yaml
 from fractrain_fx.config.precision import Precision, PrecisionStages
 from fractrain_fx.numerics.allocation.price import Unit
+from fractrain_fx.numerics.table import printed
 
 __all__ = ["FILE", "Allocation", "StagedAllocation"]
 
@@ -78,6 +79,9 @@ class Allocation(_Trainable):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table((self,))
 
+    def __str__(self) -> str:
+        return printed(self)
+
 
 @dataclass(frozen=True)
 class StagedAllocation(_Trainable):
@@ -113,6 +117,9 @@ class StagedAllocation(_Trainable):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table(self.stages)
+
+    def __str__(self) -> str:
+        return printed(self)
 
 
 def _pins_of(

@@ -20,7 +20,7 @@ from fractrain_fx.errors import ConfigError, InputError, RunError
 from fractrain_fx.formats.microscaling.elements import HALF_BITS
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.numerics.sensitivity.rounded import OPERANDS, OperandName
-from fractrain_fx.numerics.table import shortened
+from fractrain_fx.numerics.table import printed, shortened
 from fractrain_fx.passes import Product
 
 __all__ = ["FILE", "MeasuredOp", "Sensitivities", "Sensitivity"]
@@ -45,7 +45,8 @@ class MeasuredOp:
         least: fewest bits of the operands of each product.
         by_product: whether both operands of a product have its bits.
         format: the number format.
-        fixed: its bits, if it was not measured because it is not rounded: then 32.
+        fixed: its bits, if it was not measured because it is not rounded: 32, or 16 if another trainer keeps it in
+            bf16.
         product: the op in the form that a machine prices.
     """
 
@@ -191,9 +192,7 @@ class Sensitivities:
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be read as sensitivities: {error}") from error
         if not isinstance(values, dict) or values.get("file") != _MARK:
-            raise RunError(
-                f"{path} does not hold sensitivities: 'fractrain sensitivity MODEL --out {path}' writes them"
-            )
+            raise RunError(f"{path} does not hold sensitivities: 'fractrain sensitivity RUN --out {path}' writes them")
         ops = tuple(
             MeasuredOp(
                 **{
@@ -218,6 +217,9 @@ class Sensitivities:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table(self)
+
+    def __str__(self) -> str:
+        return printed(self)
 
 
 def _table(found: Sensitivities) -> Iterator[RenderableType]:
