@@ -62,11 +62,11 @@ class RunClock:
         self._window = EpochMeter()
         self._device = torch.device("cpu")
 
-    def add(self, loss: Tensor, samples: int, cost_term: Tensor | None = None) -> None:
-        """Add a batch to the open window: its mean task loss, its samples, and the cost term if any."""
+    def add(self, loss: Tensor, samples: int, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
+        """Add a batch to the open window, as :meth:`EpochMeter.add`."""
         if self.every is not None:
             self._device = loss.device
-            self._window.add(loss, None, samples, cost_term)
+            self._window.add(loss, None, samples, cost_term, labels)
 
     def close_window(self) -> EpochSums:
         """The mean loss and cost term of the window that ends, over all processes; a collective."""

@@ -90,11 +90,14 @@ class Steering(TrainerCallback):
         self._engine = None if waits_for_length(model) else Engine(model)
         return model
 
-    def add_cost(self, loss: Tensor, mean: Tensor, weight: float) -> Tensor:
-        """The loss with the cost term, of which the optimizer step gets one ``weight``-th."""
-        total = self.engine.loss(loss, mean=mean, weight=weight)
+    def add_cost(self, loss: Tensor, mean: Tensor, weight: float, labels: Tensor | None = None) -> Tensor:
+        """The loss with the cost term, of which the optimizer step gets one ``weight``-th.
+
+        ``labels`` is the number of labels of the batch, if Trainer weighs losses by it.
+        """
+        total = self.engine.loss(loss, mean=mean, weight=weight, labels=labels)
         model = self.engine.model
-        self._window.add(mean, model.cost, model.batch)
+        self._window.add(mean, model.cost, model.batch, labels=labels)
         self._stage, self._level = self.engine.stage, show_level(self.engine.level)
         term = (total.detach() - loss.detach()) / weight
         self._cost = term if self._cost is None else self._cost + term
@@ -108,7 +111,8 @@ class Steering(TrainerCallback):
         cost = float(sum_over_ranks(self._cost)) / world_size() / max(self._steps, 1)
         self._open_window()
         costs = {f"{name}_percent": 100 * means.shares[name] for name in ("cp", "cp_total")}
-        return {"task_loss": means.loss, "cost_loss": cost, **costs, "stage": self._stage + 1}
+        task = means.loss if means.weight else 0.0
+        return {"task_loss": task, "cost_loss": cost, **costs, "stage": self._stage + 1}
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         refuse_fsdp(args)

@@ -24,7 +24,7 @@ from transformers import (
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import world_size
 from fractrain_fx.errors import ConfigError, CostTermError
-from fractrain_fx.integrations.hf_face import face_of, frac_model_of, share_of
+from fractrain_fx.integrations.hf_face import Labels, face_of, frac_model_of, labels_of
 from fractrain_fx.integrations.hf_steering import Steering, refuse_fsdp
 from fractrain_fx.model import FracModel
 from fractrain_fx.numerics import Watch, watch
@@ -92,17 +92,17 @@ class FracTrainMixin:
         """Trainer's loss plus the cost term."""
         trainer: Any = self
         original = self._steering.frac_model._state.original
-        share = share_of(original, inputs, num_items_in_batch)  # before the call, which may remove the labels
+        labels = labels_of(original, inputs, num_items_in_batch)  # before the call, which may remove them
         loss, outputs = super().compute_loss(  # type: ignore[misc]
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         if model.training:
             scaled = self._is_share(num_items_in_batch)
-            mean = loss / self._over_processes(num_items_in_batch)
-            if scaled and share is not None:
-                mean = mean / share.clamp(min=1e-12)
+            mean, count = loss / self._over_processes(num_items_in_batch), None
+            if scaled and labels is not None:
+                mean, count = mean / labels.share.clamp(min=1e-12), labels.count
             weight = 1 if scaled else trainer.current_gradient_accumulation_steps
-            loss = self._steering.add_cost(loss, mean, weight)
+            loss = self._steering.add_cost(loss, mean, weight, count)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -170,11 +170,12 @@ class FracTrainCallback(Steering):
             state.log_history[-1].update(added)
         super().on_log(args, state, control, **kwargs)
 
-    def _add_cost(self, loss: Tensor, mean: Tensor, counted: bool) -> Tensor:
-        if not counted:
+    def _add_cost(self, loss: Tensor, mean: Tensor, labels: Labels | None) -> Tensor:
+        if labels is None:
             return self.add_cost(loss, mean, self._args.gradient_accumulation_steps)
         # Trainer multiplies a counted loss, and with it the term, by the number of processes.
-        return self.add_cost(loss, mean, 1 / world_size() if self._args.average_tokens_across_devices else 1)
+        weight = 1 / world_size() if self._args.average_tokens_across_devices else 1
+        return self.add_cost(loss, mean, weight, labels.count)
 
     def _require_cost(self) -> None:
         if self.engine.steps == self._batches:
