@@ -160,6 +160,12 @@ class Engine(Staged):
         """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches."""
         self._controller.start_step()
 
+    def abandon_step(self) -> None:
+        """Forget an optimizer step that an exception ended, before training begins again; trainers do."""
+        self._controller.start_step()
+        self._clock.abandon_step()
+        self._watch.take_unpaid()
+
     def end_step(self) -> StageChange | None:
         """Close an optimizer step; with a clock of steps or tokens, move to the next stage if the schedule says so.
 

@@ -17,7 +17,7 @@ from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
 from fractrain_fx.integrations.length import check_stage_steps, engine_for, tell_length, waits_for_length
 from fractrain_fx.model import FracModel
 
-__all__ = ["Steering", "refuse_fsdp"]
+__all__ = ["Steering", "kept_values", "refuse_fsdp"]
 
 _OF_SPEED = ("_time", "_runtime", "_per_second")  # how names of metrics end that say nothing of the model
 _KEY = "fractrain_fx"  # key of the engine's state in trainer_state.json
@@ -130,9 +130,11 @@ class Steering(TrainerCallback):
         else:
             tell_length(self._engine, **length)
         self.engine.accumulate = args.gradient_accumulation_steps
+        self.engine.abandon_step()
+        self._open_window()
         if state.global_step == 0:
             return
-        kept = _kept(state).get(_KEY)
+        kept = kept_values(state).get(_KEY)
         if kept is None or kept["step"] != state.global_step:
             raise RunError(
                 f"the checkpoint of step {state.global_step} holds no state of FracTrain (stage, ledger): it was "
@@ -165,7 +167,7 @@ class Steering(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add the state to a checkpoint that another callback asked for after this callback had looked."""
-        kept = _kept(state).get(_KEY)
+        kept = kept_values(state).get(_KEY)
         if kept is not None and kept["step"] == state.global_step:
             return
         self._take(state)
@@ -213,7 +215,7 @@ class Steering(TrainerCallback):
             self._take(state)
 
     def _take(self, state: TrainerState) -> None:
-        _kept(state)[_KEY] = {"step": state.global_step, "engine": self.engine.state_dict()}
+        kept_values(state)[_KEY] = {"step": state.global_step, "engine": self.engine.state_dict()}
 
     def _require_cost(self) -> None:
         if self.engine.steps == self._batches:
@@ -229,7 +231,7 @@ class Steering(TrainerCallback):
         self._steps = 0
 
 
-def _kept(state: TrainerState) -> dict[str, Any]:
+def kept_values(state: TrainerState) -> dict[str, Any]:
     """The values that trainer_state.json keeps of callbacks, by name; their annotation is too narrow."""
     kept: Any = state.stateful_callbacks
     return cast(dict[str, Any], kept)

@@ -25,11 +25,13 @@ from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import world_size
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.hf_face import Labels, face_of, frac_model_of, labels_of
-from fractrain_fx.integrations.hf_steering import Steering, refuse_fsdp
+from fractrain_fx.integrations.hf_steering import Steering, kept_values, refuse_fsdp
 from fractrain_fx.model import FracModel
-from fractrain_fx.numerics import Watch, watch
+from fractrain_fx.numerics import Watch
 
 __all__ = ["FracTrainCallback", "FracTrainMixin", "WatchCallback"]
+
+_WATCHED = "fractrain_fx.numerics"  # key of the watch's state in trainer_state.json
 
 
 class FracTrainMixin:
@@ -189,6 +191,8 @@ class FracTrainCallback(Steering):
 class WatchCallback(TrainerCallback):
     """Watches the numbers of a training, by :func:`fractrain_fx.numerics.watch`.
 
+    A resumed training continues the count of steps, and drops the lines of those that it trains again.
+
     Args:
         options: ``every``, ``as_if`` and ``out`` of ``watch``; ``out`` is Trainer's ``output_dir`` by default.
 
@@ -203,9 +207,16 @@ class WatchCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
+        if self.watched is not None:  # Trainer does not tell callbacks of an exception
+            self.watched.close()
+        done = kept_values(state).get(_WATCHED, {}).get("steps")
         found = frac_model_of(model)
-        self.watched = watch(found, **{"out": args.output_dir} | self._options)
+        self.watched = Watch(found, **{"out": args.output_dir} | self._options, done=done, run=state)
         self.watched.__enter__()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.watched is not None:
+            kept_values(state)[_WATCHED] = {"steps": self.watched.steps}
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.watched is not None:

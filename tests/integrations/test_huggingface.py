@@ -530,5 +530,63 @@ def test_a_callback_watches_the_numbers_of_a_training(kind: str, tmp_path: Path)
     trainer.add_callback(callback)
     trainer.train()
     assert callback.watched is not None and callback.watched.steps > 2
-    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 3, 5][: len(callback.watched.records)]
+    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 3, 5]
+    assert [record.step for record in callback.watched.records] == [3, 5]
     assert callback.watched.records[0].commonest is not None  # FracTrain has gates
+
+
+class FailsOnce:
+    """Ends a training at a batch, before its backward pass, as running out of memory would."""
+
+    def __init__(self, model: FracModel, batch: int) -> None:
+        self._left = batch
+        model.register_forward_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self._left -= 1
+        if not self._left:
+            raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("kind", ["mixin", "callback"])
+def test_a_training_that_failed_goes_on_in_the_same_trainer_and_is_watched_on(kind: str, tmp_path: Path) -> None:
+    rows = WhichModule(20)  # 5 steps an epoch
+    args = arguments(tmp_path, num_train_epochs=1, save_strategy="steps", save_steps=2)
+    whole, engine = trainer_of(kind, rewritten_bert(), args, rows)
+    whole.add_callback(WatchCallback(every=2, out=tmp_path / "whole"))
+    whole.train()
+
+    model = rewritten_bert()
+    trainer, same = trainer_of(kind, model, args, rows)
+    trainer.add_callback(WatchCallback(every=2))
+    FailsOnce(model, 4)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
+    trainer.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-2")
+    names = ("loss", "task_loss", "cost_loss")
+    ours, theirs = (
+        [[each[name] for name in names] for each in one.state.log_history if "loss" in each] for one in (trainer, whole)
+    )
+    assert ours == theirs
+    assert_same(weights(model), weights(whole.model))  # type: ignore[arg-type]
+    assert same.ledger.to_dict() == engine.ledger.to_dict()
+    mine, others = (list(read_steps(folder / "numerics.jsonl")) for folder in (tmp_path, tmp_path / "whole"))
+    assert [step.step for step in mine] == [1, 3, 5]
+    assert [step.to_dict() for step in mine] == [step.to_dict() for step in others]
+
+
+def test_a_model_whose_training_failed_is_trained_and_watched_by_another_trainer(tmp_path: Path) -> None:
+    rows, model = WhichModule(20), rewritten_bert()
+    args = arguments(tmp_path, num_train_epochs=1)
+    first, _ = trainer_of("mixin", model, args, rows)
+    first.add_callback(WatchCallback(every=1))
+    FailsOnce(model, 2)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        first.train()
+    again, watching = trainer_of("mixin", model, args, rows)[0], WatchCallback(every=1, out=tmp_path / "again")
+    again.add_callback(watching)
+    again.train()
+    assert [step.step for step in read_steps(tmp_path / "again" / "numerics.jsonl")] == [1, 2, 3, 4, 5]
+    again.add_callback(WatchCallback())
+    with pytest.raises(ConfigError, match="being watched already"):
+        again.train()
