@@ -98,6 +98,16 @@ def test_bad_input_gets_one_message_and_exit_code_2(
     assert message in errors and "Traceback" not in errors
 
 
+@pytest.mark.parametrize("every", ["0", "-2"])
+def test_a_distance_of_watched_steps_below_1_is_refused_before_there_is_a_run(
+    every: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", *QUICK, "--epochs", "1", "--out", str(out), "--watch", every]) == 2
+    assert f"--watch {every} is not a number of batches: write --watch 100" in capsys.readouterr().err
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("flags", [["--method", "fractran"], ["--set", "gate.hiden=3"], ["--targets", "30"]])
 def test_debug_raises_what_was_wrong(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(FracTrainError):

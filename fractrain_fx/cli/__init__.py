@@ -110,6 +110,10 @@ def _run(arguments: dict[str, Any]) -> int:
     if arguments["set"] == ["help"]:
         print(settings_text())
         return 0
+    if arguments["watch"] is not None and arguments["watch"] < 1:
+        raise ConfigError(
+            f"--watch {arguments['watch']} is not a number of batches: write --watch 100, or leave it out"
+        )
     console = new_console()
     out: Path | None = None
     try:

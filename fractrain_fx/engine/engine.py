@@ -106,6 +106,7 @@ class Engine(Staged):
         mean: Float[Tensor, ""] | None = None,
         weight: float | None = None,
         tokens: int | None = None,
+        labels: Float[Tensor, ""] | None = None,
     ) -> Float[Tensor, ""]:
         """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term if there are gates.
 
@@ -115,13 +116,16 @@ class Engine(Staged):
             weight: the number by which the loop still divides the loss before gradients are added up; ``accumulate``
                 by default, 1 if ``task_loss`` is already the batch's share of the step's loss.
             tokens: tokens of the batch in this process; by default the size of the model's matrix of tokens.
+            labels: the number of labels that the mean loss is over, in loops that weigh batches by it. Ledger and
+                indicator then do the same, and a batch of 0 labels, whose mean is NaN, weighs nothing. By default
+                batches weigh by their samples.
 
         Raises:
             InputError: the loss is not one number, another argument does not fit, or the model has not run yet.
             RunError: the schedule has ``every``, and :meth:`end_step` was not called after the last step.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
-        task_loss = told.check_batch(task_loss, mean, weight, tokens)
+        task_loss = told.check_batch(task_loss, mean, weight, tokens, labels)
         if self._paused:
             return task_loss
         cost, samples = self.model.cost, self.model.batch
@@ -131,12 +135,12 @@ class Engine(Staged):
         divisor = self.accumulate if weight is None else weight
         seen = task_loss if mean is None else mean.reshape(())
         if not self.model.frac_config.gated:
-            self._note(seen)
+            self._note(seen, labels=labels)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
         blocks = len(cost.choice) / self.model.gated_share  # ops that follow the stage weigh like blocks of mean size
         term = self._controller.term(cost.cp, steered.target_of(self.level), samples, blocks, weight)
-        self._note(seen, self.accumulate / divisor * term)  # the share of the step's cost term, as a mean
+        self._note(seen, self.accumulate / divisor * term, labels)  # the share of the step's cost term, as a mean
         self._watch.hand_out(term, cost_term=True, weight=weight)
         return task_loss + term
 
@@ -155,6 +159,12 @@ class Engine(Staged):
     def start_step(self) -> None:
         """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches."""
         self._controller.start_step()
+
+    def abandon_step(self) -> None:
+        """Forget an optimizer step that an exception ended, before training begins again; trainers do."""
+        self._controller.start_step()
+        self._clock.abandon_step()
+        self._watch.take_unpaid()
 
     def end_step(self) -> StageChange | None:
         """Close an optimizer step; with a clock of steps or tokens, move to the next stage if the schedule says so.
@@ -175,7 +185,7 @@ class Engine(Staged):
             return None
         sums = self._clock.close_window()
         self.check_finite()
-        if not sums.samples:
+        if not sums.weight:
             return None
         epoch = len(self.ledger.rows) + 1
         return self._move_to(self._course.plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
@@ -229,7 +239,7 @@ class Engine(Staged):
             return None
         epoch = len(self.ledger.rows)
         refuse_bad_step(sums.bad_step, epoch, batches, self.model)
-        if not sums.samples:
+        if not sums.weight:
             return None
         loss = self._finite_loss(sums, epoch)
         if self._clock.every is not None:
@@ -267,9 +277,9 @@ class Engine(Staged):
         self._course.stage = int(state["stage"])
         steered.apply_level(self.model, self.level)
 
-    def _note(self, loss: Tensor, cost_term: Tensor | None = None) -> None:
-        self.ledger.add(loss, self.model.cost, self.model.batch, cost_term)
-        self._clock.add(loss, self.model.batch, cost_term)
+    def _note(self, loss: Tensor, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
+        self.ledger.add(loss, self.model.cost, self.model.batch, cost_term, labels)
+        self._clock.add(loss, self.model.batch, cost_term, labels)
 
     def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
         """The loss that the schedule sees."""

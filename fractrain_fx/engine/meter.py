@@ -25,7 +25,8 @@ class EpochSums:
     """Means over the samples of an epoch, over all processes.
 
     Attributes:
-        loss: mean task loss; NaN or infinite if that of a step was; NaN if no step had a sample.
+        loss: mean task loss, over labels where the loop counts them; NaN or infinite if that of a step was.
+        weight: samples, or labels, that ``loss`` is the mean over; 0 if there is no loss, which is then NaN.
         cost_term: mean of the cost term.
         shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1; empty if no step had a cost.
         options: for each block, the share of samples that chose each option.
@@ -34,6 +35,7 @@ class EpochSums:
     """
 
     loss: float
+    weight: float
     cost_term: float
     shares: dict[str, float]
     options: dict[str, tuple[float, ...]]
@@ -57,18 +59,28 @@ class EpochMeter:
         self._widths: dict[str, int] = {}
 
     def add(
-        self, loss: Float[Tensor, ""], cost: Cost | None, samples: int, cost_term: Float[Tensor, ""] | None = None
+        self,
+        loss: Float[Tensor, ""],
+        cost: Cost | None,
+        samples: int,
+        cost_term: Float[Tensor, ""] | None = None,
+        labels: Float[Tensor, ""] | None = None,
     ) -> None:
         """Take one step: its mean task loss, its cost, the number of samples, and the cost term if any.
 
-        Either all steps have a cost, or none: then there are no shares and no options.
+        Either all steps have a cost, or none: then there are no shares and no options. The loss weighs by ``labels``,
+        the number that it is the mean over, or by the samples if they are not given.
         """
         self.steps += 1
         loss = loss.detach()
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
         added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
         shares = [] if cost is None else [getattr(cost, name).detach() for name in _SHARES]
-        values = [loss, added, *shares, torch.ones_like(loss)]
+        one = weight = torch.ones_like(loss)
+        if labels is not None:
+            weight = labels.reshape(()).to(loss.device, dtype) / max(samples, 1)
+            loss = torch.where(weight > 0, weight * loss, 0)  # the mean loss of no labels is NaN
+        values = [loss, added, *shares, one, weight]
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
         sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
@@ -117,7 +129,7 @@ class EpochMeter:
         if self._sums is None:
             raise ValueError("an epoch without steps has no means")
         bad_step = self.bad_step()
-        loss, cost_term, *shares, samples = sum_over_ranks(self._sums.clone()).tolist()
+        loss, cost_term, *shares, samples, weight = sum_over_ranks(self._sums.clone()).tolist()
         divisor = samples or 1  # steps without samples cost nothing
         options: dict[str, tuple[float, ...]] = {}
         if self._choices is not None:
@@ -125,7 +137,8 @@ class EpochMeter:
             split = counts.split(list(self._widths.values()))
             options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
         return EpochSums(
-            loss=loss / samples if samples else math.nan,
+            loss=loss / weight if weight else math.nan,
+            weight=weight,
             cost_term=cost_term / divisor,
             shares={name: value / divisor for name, value in zip(_SHARES, shares, strict=False)},
             options=options,

@@ -54,7 +54,7 @@ class TrainSettings:
         betas: averaging factors of ``adam`` and ``adamw``.
         eps: the number that ``adam`` and ``adamw`` add to the denominator.
         weight_decay: weight decay; the paper's is 1e-4.
-        accumulate: batches whose gradients make one optimizer step.
+        accumulate: batches whose mean gradient makes one optimizer step; the last step of an epoch may have fewer.
         seed: seed of weights, order of samples and rounding noise.
         device: ``auto`` (accelerate decides), ``cpu``, ``cuda`` or ``mps``.
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.

@@ -257,14 +257,14 @@ class Trainer:
         self._save()
 
     def _train_batches(self, log: RunLog) -> None:
-        prepared, epoch = self._prepared, self._progress.epoch
-        accumulate, batches = self.settings.accumulate, self._length.batches(epoch)
-        processes = self._accelerator.num_processes
-        loader = prepared.loader.train(epoch * self._length.epoch_batches, batches)
+        prepared, epoch, processes = self._prepared, self._progress.epoch, self._accelerator.num_processes
+        loader = prepared.loader.train(epoch * self._length.epoch_batches, self._length.batches(epoch))
         log.begin_epoch()
         for number, (inputs, targets) in enumerate(loader, start=1):
             self._interrupt.check()
-            step_ends = number % accumulate == 0 or number == batches
+            size, step_ends = self._length.step_of(epoch, number)
+            # accelerate divides each loss by this number, and the engine takes that into account.
+            self.engine.accumulate = self._accelerator.gradient_accumulation_steps = size
             with prepared.batch(step_ends=step_ends):
                 loss = self.objective.loss(self._forward(prepared.module, inputs), targets)
                 self._accelerator.backward(self.engine.loss(loss))

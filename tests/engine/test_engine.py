@@ -218,6 +218,7 @@ def test_misuse_is_explained() -> None:
         *({"weight": weight} for weight in (0, -1, math.nan, math.inf, "a", True)),
         *({"mean": mean} for mean in (3.0, torch.ones(3))),
         *({"tokens": tokens} for tokens in (-2, 2.5, "a")),
+        *({"labels": labels} for labels in (3, torch.ones(3))),
     ],
 )
 def test_wrong_arguments_of_loss_say_what_to_pass(arguments: dict[str, Any]) -> None:
@@ -291,6 +292,37 @@ def test_a_run_of_empty_batches_has_no_mean_cost() -> None:
     ledger = engine.ledger
     assert ledger.total_macs == 0 and math.isnan(ledger.mean_cp) and "none of the samples" in ledger.stages
     json.dumps(engine.state_dict(), allow_nan=False)
+
+
+def test_a_loss_weighs_by_its_labels_and_one_of_no_labels_by_nothing() -> None:
+    whole, model = Engine(FakeModel()), FakeModel()
+    engine = Engine(model)
+    for one in (engine, whole):
+        for loss, labels in ((2.0, 3), (math.nan, 0)):
+            one.model(4)  # type: ignore[operator]
+            one.loss(torch.tensor(0.5), mean=torch.tensor(loss), labels=torch.tensor(labels))
+    other = Engine(FakeModel())
+    other.load_state_dict(json.loads(json.dumps(engine.state_dict(), allow_nan=False)))
+    for one in (other, whole):
+        one.model(8)  # type: ignore[operator]
+        one.loss(torch.tensor(4.0), labels=torch.tensor(1))
+        one.end_epoch()
+        (row,) = one.ledger.rows
+        assert (row.loss, row.samples) == (pytest.approx((3 * 2.0 + 1 * 4.0) / 4), 16)
+    assert other.ledger.to_dict() == whole.ledger.to_dict()
+
+
+def test_the_schedule_does_not_see_an_epoch_without_labels() -> None:
+    model = FakeModel(FracConfig(targets=(1.5, 3.0), run=RunConfig(length=2)))
+    engine = Engine(model)
+    state = engine.state_dict()["schedule"]
+    model(4)
+    engine.loss(torch.tensor(0.0), mean=torch.tensor(math.nan), labels=torch.tensor(0))
+    assert engine.end_epoch() is None and engine.state_dict()["schedule"] == state
+    model(4)
+    engine.loss(torch.tensor(math.inf), labels=torch.tensor(2))
+    with pytest.raises(NonFiniteLossError, match="step 1 of epoch 2"):
+        engine.end_epoch()
 
 
 def test_a_loop_that_scales_its_losses_says_how() -> None:
