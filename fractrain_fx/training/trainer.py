@@ -99,7 +99,6 @@ class Trainer:
         length, epochs = self._prepared.length_in(model.frac_config.schedule.every), self.epochs
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=epochs, length=length)
         self.engine.expect(epochs=epochs, steps=self._length.run_steps)
-        self._meter = self.objective.meter().to(self._accelerator.device)
         self._progress, self._interrupt = Progress(), Interrupt()
         self._alarm = Alarm(model, self.objective, input_name)
         self.watched_every: int | None = None
@@ -176,20 +175,17 @@ class Trainer:
         share_buffers(self.model)
         inner = self._prepared.alone  # without DDP: other processes may have a batch more or less
         inner.eval()
-        self._meter.reset()
         choices, extremes = ChoiceMeter(), Extremes(self.model)
-        loss = torch.zeros((), device=self._accelerator.device)
+        sums = torch.zeros(3, device=self._accelerator.device)
         with torch.no_grad():
             for inputs, targets, counts in self._prepared.test():
                 logits = self._forward(inner, inputs)
                 if not counts:
                     continue
-                loss += self.objective.loss(logits, targets) * len(targets)
-                self._meter.update(logits, targets)
+                sums += self.objective.sums(logits, targets)
                 choices.add(self.model.cost.choice)
                 extremes.add(inputs, self.model.cost.choice)
-        mean = float(sum_over_ranks(loss)) / len(self.data.test)
-        return Evaluation(mean, self.objective.read(self._meter), choices.read(), extremes.read())
+        return Evaluation(*self.objective.read(sum_over_ranks(sums)), choices.read(), extremes.read())
 
     @property
     def epochs(self) -> int:
