@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from fractrain_fx.config import FracConfig, RunConfig
 from fractrain_fx.durable import writing
 from fractrain_fx.engine.distributed import is_first, on_first
 from fractrain_fx.errors import DataError, RunError
@@ -119,14 +118,8 @@ def _trainer(
 
 def _pretrained(settings: RunSettings, out: Path | None, console: Console | None) -> dict[str, Tensor]:
     """The weights after the float pre-training on the first part of the data (supplement, section 5)."""
-    loop = settings.train
-    if settings.pretrain_epochs is not None:
-        loop = replace(loop, epochs=settings.pretrain_epochs, iterations=None)
-    first = replace(
-        settings, train=loop, frac=FracConfig(method="float", run=RunConfig(batch_axis=settings.frac.run.batch_axis))
-    )
     folder = None if out is None else out / _PRETRAINING
-    trainer = _trainer(first, folder, "pre-training in float", console, pretraining=True)
+    trainer = _trainer(settings.pretraining, folder, "pre-training in float", console, pretraining=True)
     if out is not None and folder is not None:
         _keep_settings(settings, out)
         if latest_checkpoint(folder) is not None:

@@ -50,6 +50,15 @@ def test_without_a_folder_both_phases_run_too() -> None:
     assert build_trainer(settings("fine-tuning"), console=quiet()).fit().epochs == 2
 
 
+@pytest.mark.parametrize("setting", ["adaptation", "fine-tuning"])
+@pytest.mark.parametrize("gates", [{"gate_lr": "peak"}, {"gate_lr_factor": 0.5}])
+def test_settings_of_gates_are_for_the_second_phase(setting: str, gates: dict[str, Any]) -> None:
+    run = settings(setting, pretrain_epochs=1)
+    run = replace(run, train=replace(run.train, epochs=1, **gates))
+    trainer = build_trainer(run, console=quiet())
+    assert gates.items() <= vars(trainer.settings).items() and trainer.model.frac_config.gated
+
+
 def test_a_stop_in_either_phase_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = settings("fine-tuning", pretrain_epochs=2)
     whole = new_run(run, tmp_path / "whole", quiet())
