@@ -240,20 +240,23 @@ class RunSettings:
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
         """Build from the result of ``to_dict``, or from some of its keys.
 
-        With ``recipe`` the other keys start from the settings of that recipe instead of the defaults.
+        With ``recipe`` the other keys start from the settings of that recipe instead of the defaults; where every key
+        is given, as ``to_dict`` does, nothing is left to it.
 
         Raises:
             ConfigError: a name is unknown (the message has near names), or a value has no meaning.
         """
-        values = from_recipe(values)
         parts = (cls, TrainSettings, FracConfig)
         names = [{flat_name(part, f.name): f.name for f in fields(part)} for part in parts]
         for nested in ("train", "frac"):
             del names[0][nested]
+        known = set().union(*names)
+        if not known <= values.keys():
+            values = from_recipe(values)
         for key in values:
-            if key not in set().union(*names):
-                raise ConfigError(f"a run has no setting {key!r}.{near(str(key), sorted(set().union(*names)))}")
-        own, train, frac = ({known[key]: value for key, value in values.items() if key in known} for known in names)
+            if key not in known:
+                raise ConfigError(f"a run has no setting {key!r}.{near(str(key), sorted(known))}")
+        own, train, frac = ({part[key]: value for key, value in values.items() if key in part} for part in names)
         config = FracConfig.from_dict(frac)
         return cls(**own, train=TrainSettings(**train), frac=config)
 
