@@ -250,6 +250,20 @@ def test_plan_and_inspect_agree_on_the_models_own_sizes(tmp_path: Path, capsys: 
         main(["plan", "timm:resnet10tt", "--debug"])
 
 
+def test_a_plan_is_for_the_data_that_a_command_names_wherever_it_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def macs(*flags: str) -> int:
+        assert main(["plan", "timm:resnet10t", "--json", *flags]) == 0
+        return int(json.loads(capsys.readouterr().out)["macs"])
+
+    for name, text in {"data": "data: digits", "method": "method: fractrain"}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    named = [("--data", "digits"), ("--set", "data=digits"), ("--config", str(tmp_path / "data.yaml"))]
+    (small,) = {macs(*flags) for flags in named}
+    assert macs("--config", str(tmp_path / "method.yaml")) == macs() > 10 * small
+
+
 def test_the_zoo_lists_its_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo", "list"]) == 0
     assert "zoo:resnet38" in capsys.readouterr().out

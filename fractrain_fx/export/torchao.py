@@ -57,6 +57,11 @@ def check(request: Request) -> None:
             if not each.is_rounded:
                 raise ExportError(f"{op.name} rounds one factor only: {_WAY_OUT.format(name=op.name)}")
             require_held(op, each, "torchao", _WAY_OUT.format(name=op.name))
+        if weight.value is not None and weight.value.dtype == torch.float64:
+            raise ExportError(
+                f"{op.name} computes in float64, which torchao's tensor classes do not: train weights in float32, or "
+                f"{_WAY_OUT.format(name=op.name)}"
+            )
 
 
 @torch.no_grad()

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
     from fractrain_fx.export.factors import FrozenOp
     from fractrain_fx.export.result import Exported, FixedChoices
+    from fractrain_fx.export.write import Request
 
 __all__ = ["Deployable"]
 
 _Stage = int | str | Precision | None
 _Choices = Literal["commonest"] | Mapping[str, int] | None
+_NONE: Mapping[str, Any] = {}
 Shares = Mapping[str, float]
 
 
@@ -161,19 +163,28 @@ class Deployable(Packable):
             CalibrationError: activation ranges were never seen.
             MissingPackageError: the format's library is not installed.
         """
-        from fractrain_fx.export.write import Request, check, require_known_format, write
+        from fractrain_fx.export.write import require_known_format, write
 
         require_known_format(format, options)
-        state, listed = self._state, None if batches is None else list(batches)
+        listed = None if batches is None else list(batches)
         fixed, shares = self._fixed(stage, choices, listed)
-        recording = self._unlabelled() if format == "onnx" else state.recording
-        ops = self._frozen(recording, fixed, levels)
-        request = Request(state.original, recording, ops, self._skipped(fixed), levels, listed, options)
-        check(format, request)
+        request = self._request(format, fixed, levels, listed, options)
         cost = None
         if shares is not None:
             cost = self._cost_of(self.deployed(choices=fixed, levels=levels), fixed, shares, listed)
         return replace(write(Path(folder), format, request), choices=cost)
+
+    def _request(
+        self, format: str, fixed: Any, levels: Any = "exact", batches: Any = None, options: Mapping[str, Any] = _NONE
+    ) -> Request:
+        """What :meth:`export` would write, after the check that the format can hold it."""
+        from fractrain_fx.export.write import Request, check
+
+        recording = self._unlabelled() if format == "onnx" else self._state.recording
+        ops = self._frozen(recording, fixed, levels)
+        request = Request(self._state.original, recording, ops, self._skipped(fixed), levels, batches, options)
+        check(format, request)
+        return request
 
     def _fixed(self, stage: _Stage, choices: _Choices, batches: list[Any] | None) -> tuple[Any, Shares | None]:
         """What takes the place of gates and stage, and the shares of samples that chose so."""

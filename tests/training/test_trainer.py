@@ -174,9 +174,15 @@ def test_resuming_under_another_configuration_is_refused(finished: Callable[[str
 
 def test_a_trainer_does_not_write_over_another_ones_run(finished: Callable[[str, Path], None], tmp_path: Path) -> None:
     finished("fractrain", tmp_path)
+    metrics = (tmp_path / "metrics.jsonl").read_text()
     first = build_trainer(settings(epochs=1), console=quiet())
-    with pytest.raises(RunError, match="holds a run"):
-        Trainer(first.model, first.data, first.settings, out=tmp_path, console=quiet()).fit()
+    second = Trainer(first.model, first.data, first.settings, out=tmp_path, console=quiet())
+    with pytest.raises(RunError, match=r"holds a run: call resume\(\) first"):
+        second.fit()
+    shutil.rmtree(tmp_path / "checkpoint-0002")  # which takes most room
+    with pytest.raises(RunError, match="holds a run: its checkpoint is gone, so move its files away"):
+        second.fit()
+    assert (tmp_path / "metrics.jsonl").read_text() == metrics
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
