@@ -22,6 +22,7 @@ from fractrain_fx.engine.schedules import LoopLength, StageSchedule
 from fractrain_fx.engine.steered import SteeredModel
 from fractrain_fx.engine.watch import LoopWatch
 from fractrain_fx.errors import NonFiniteLossError, RunError
+from fractrain_fx.nn.cost import Forward
 
 __all__ = ["Engine", "StageChange"]
 
@@ -109,6 +110,9 @@ class Engine(Staged):
     ) -> Float[Tensor, ""]:
         """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term if there are gates.
 
+        The batch is that of the model's last forward with gradients in training mode: what a teacher or an evaluation
+        ran since then does not count.
+
         Args:
             task_loss: the loss that the loop minimises.
             mean: the mean task loss of the batch, for ledger and indicator, if ``task_loss`` is scaled otherwise.
@@ -124,19 +128,20 @@ class Engine(Staged):
         task_loss = told.check_batch(task_loss, mean, weight, tokens)
         if self._paused:
             return task_loss
-        cost, samples = self.model.cost, self.model.batch
+        ran = self.model.count_forward()
+        cost = ran.cost
         self._watch.batch(cost.cp)
         self._course.begin()
-        self._clock.batch(self.model.tokens if tokens is None else tokens, self.accumulate)
+        self._clock.batch(ran.tokens if tokens is None else tokens, self.accumulate)
         divisor = self.accumulate if weight is None else weight
         seen = task_loss if mean is None else mean.reshape(())
         if not self.model.frac_config.gated:
-            self._note(seen)
+            self._note(seen, ran)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
         blocks = len(cost.choice) / self.model.gated_share  # ops that follow the stage weigh like blocks of mean size
-        term = self._controller.term(cost.cp, steered.target_of(self.level), samples, blocks, weight)
-        self._note(seen, self.accumulate / divisor * term)  # the share of the step's cost term, as a mean
+        term = self._controller.term(cost.cp, steered.target_of(self.level), ran.batch, blocks, weight)
+        self._note(seen, ran, self.accumulate / divisor * term)  # the share of the step's cost term, as a mean
         self._watch.hand_out(term, cost_term=True, weight=weight)
         return task_loss + term
 
@@ -234,7 +239,7 @@ class Engine(Staged):
         loss = self._finite_loss(sums, epoch)
         if self._clock.every is not None:
             return None
-        seen = loss if given is None else mean_over_ranks(given, self.model.cost.cp.device)
+        seen = loss if given is None else mean_over_ranks(given, self.model.training_forward.cost.cp.device)
         told.refuse_mean(seen, epoch)
         return self._move_to(self._course.plan.schedule.update(seen), epoch)
 
@@ -267,9 +272,9 @@ class Engine(Staged):
         self._course.stage = int(state["stage"])
         steered.apply_level(self.model, self.level)
 
-    def _note(self, loss: Tensor, cost_term: Tensor | None = None) -> None:
-        self.ledger.add(loss, self.model.cost, self.model.batch, cost_term)
-        self._clock.add(loss, self.model.batch, cost_term)
+    def _note(self, loss: Tensor, ran: Forward, cost_term: Tensor | None = None) -> None:
+        self.ledger.add(loss, ran.cost, ran.batch, cost_term)
+        self._clock.add(loss, ran.batch, cost_term)
 
     def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
         """The loss that the schedule sees."""

@@ -92,8 +92,8 @@ class Steering(TrainerCallback):
     def add_cost(self, loss: Tensor, mean: Tensor, weight: float) -> Tensor:
         """The loss with the cost term, of which the optimizer step gets one ``weight``-th."""
         total = self.engine.loss(loss, mean=mean, weight=weight)
-        model = self.engine.model
-        self._window.add(mean, model.cost, model.batch)
+        cost, samples, _ = self.engine.model.training_forward
+        self._window.add(mean, cost, samples)
         self._stage, self._level = self.engine.stage, show_level(self.engine.level)
         term = (total.detach() - loss.detach()) / weight
         self._cost = term if self._cost is None else self._cost + term

@@ -140,7 +140,7 @@ class BySegment(Properties):
         stages = dict.fromkeys(config.precision_stages) if config.run.torchao else {now: None}
         held = [(x, x.detach().clone()) for x in self.buffers()]
         gradients = [(parameter, parameter.grad) for parameter in self.parameters()]
-        told = state.cost, state.batch, state.tokens, state.runs
+        told = state.last, state.to_count, state.waits, state.runs
         try:
             with preserved_random_state():
                 for stage in stages:
@@ -151,7 +151,7 @@ class BySegment(Properties):
                     for parameter, _ in gradients:
                         parameter.grad = None
         finally:
-            state.cost, state.batch, state.tokens, state.runs = told
+            state.last, state.to_count, state.waits, state.runs = told
             for x, before in held:
                 x.copy_(before)
             for parameter, gradient in gradients:

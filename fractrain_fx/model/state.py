@@ -26,7 +26,7 @@ from fractrain_fx.model.variant import Variant, token_count
 from fractrain_fx.model.variants import Variants
 from fractrain_fx.model.watcher import Watcher, counts_step, watched_step
 from fractrain_fx.nn.bits import set_stage
-from fractrain_fx.nn.cost import Cost
+from fractrain_fx.nn.cost import Forward
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes import ops_of
@@ -35,12 +35,10 @@ from fractrain_fx.rewriting import Rewritten
 
 __all__ = ["ModelState"]
 
-
 _PROVISIONAL = (
     "this model is evaluated before it was trained: activations are rounded in ranges that were measured on the "
     "example inputs, and are provisional until a training step or model.calibrate(loader)"
 )
-
 
 _FLOAT = (
     "restore() gives the original model, which computes in float and skips no block, so its results differ from those "
@@ -59,11 +57,10 @@ class ModelState:
         rounding: how the model rounds, and why.
         targets: target cp of each stage in per cent, if there are gates.
         reach: the costs that the model can have, if there are gates.
-        cost: of the last forward.
-        batch: number of samples of the last forward.
-        tokens: number of tokens of the last forward, if its inputs are tokens.
+        last: the last forward.
+        to_count: the forward that the next loss counts. One that trains ``waits`` for its loss, whatever runs after it.
         results: measures of the last evaluation that a trainer made, for the model's card.
-        runs: forwards with gradients so far, without those of compiled code.
+        runs: training forwards with gradients so far, without those of compiled code.
         engine_stage: the precision to train on with, if a checkpoint of another was loaded while an engine steers.
         calibrated: whether every activation range was seen.
         measured: whether every range was seen, or measured on the example inputs.
@@ -89,9 +86,9 @@ class ModelState:
         self.passes = rewritten.chain
         self.targets = rewritten.targets
         self.reach = rewritten.reach
-        self.cost: Cost | None = None
-        self.batch: int | None = None
-        self.tokens: int | None = None
+        self.last: Forward | None = None
+        self.to_count: Forward | None = None
+        self.waits = False
         self.results: dict[str, float] = {}
         self.runs = 0
         self.engine_stage: Precision | None = None
@@ -126,12 +123,12 @@ class ModelState:
             CalibrationError: the model is evaluated before its activation ranges were seen.
             ModelError: modules or parameters of the original were replaced.
         """
-        compiling = torch.compiler.is_compiling()
+        compiling, trains = torch.compiler.is_compiling(), training and torch.is_grad_enabled()
         if not compiling:
             self.as_recorded.check()
             forget_results()
             self.reach = self._frozen.follow(self.reach, self.targets)
-            self.runs += torch.is_grad_enabled()
+            self.runs += trains
             if training and self.engine_stage is not None:
                 set_stage(self.recording.train, self.engine_stage)
                 self.engine_stage = None
@@ -146,15 +143,18 @@ class ModelState:
         if self.sharding is not None:
             self.sharding.require_call()
         variant, values = self.variants.choose(args, kwargs, training)
-        self.batch, self.tokens = variant.count(values), token_count(values)
+        samples, tokens = variant.count(values), token_count(values)
         graph = self._graph(variant, training)
-        if torch.compiler.is_compiling() or not counts_step(self.watcher, training):
-            output, self.cost = run_graph(graph, values, variant.recording)
+        if compiling or not counts_step(self.watcher, training):
+            output, cost = run_graph(graph, values, variant.recording)
         else:
             compiled = self.compiler is not None
             with watched_step(self.watcher, variant.running[True].current, compiled, self.checkpointing is not None):
-                output, self.cost = run_graph(graph, values, variant.recording)
-            self.watcher.note_choices(self.cost.choice)
+                output, cost = run_graph(graph, values, variant.recording)
+            self.watcher.note_choices(cost.choice)
+        self.last = Forward(cost, samples, tokens)
+        if trains or not self.waits:
+            self.to_count, self.waits = self.last, trains
         if self.sharding is not None and training:
             self.sharding.share_buffers(self.changing_buffers)
         return output
