@@ -82,9 +82,10 @@ class BySegment(Properties):
     _initialize_hook = True
 
     def _infer_parameters(self, module: Any, args: Any, kwargs: Any = None) -> None:
-        """Choose the recording for a call, or make one, because compiled code can neither record nor compare."""
+        """Compare, set the engine's precision, and choose or make the recording: compiled code can do none of it."""
         if torch._guards.TracingContext.try_get() is None and not torch.compiler.is_compiling():
             state = self._state
+            state.prepare(self.training)
             state.variants.choose(tuple(args), dict(kwargs or {}), self.training)
             if counts_step(state.watcher, self.training):
                 state.watcher.before_compiled()

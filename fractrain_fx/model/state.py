@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture import RecordedModule, Recording, call_of
+from fractrain_fx.capture import RecordedModule, call_of
 from fractrain_fx.capture.circumstances.original import OriginalCheck
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import Snapshot
@@ -22,12 +22,11 @@ from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
-from fractrain_fx.model.variant import Variant, token_count
+from fractrain_fx.model.variant import Variant, called_by, token_count
 from fractrain_fx.model.variants import Variants
 from fractrain_fx.model.watcher import Watcher, counts_step, watched_step
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.cost import Forward
-from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -101,7 +100,7 @@ class ModelState:
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
-        called = _called_by(original, recording)
+        called = called_by(original, recording)
         self.as_recorded = as_recorded or OriginalCheck(original, recording.train, recording.python.read, called)
         self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
 
@@ -115,6 +114,19 @@ class ModelState:
         """The shown graphs and their copies that run."""
         return [graph for variant in self.variants for graph in variant.graphs]
 
+    def prepare(self, training: bool) -> None:
+        """Follow what changed since the last call. Compiled code cannot: call it before.
+
+        Raises:
+            ModelError: modules or parameters of the original were replaced.
+        """
+        self.as_recorded.check()
+        forget_results()
+        self.reach = self._frozen.follow(self.reach, self.targets)
+        if training and self.engine_stage is not None:
+            set_stage(self.recording.train, self.engine_stage)
+            self.engine_stage = None
+
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
         """Run the copy for training or evaluation; keep its cost and return the original's output.
 
@@ -125,13 +137,8 @@ class ModelState:
         """
         compiling, trains = torch.compiler.is_compiling(), training and torch.is_grad_enabled()
         if not compiling:
-            self.as_recorded.check()
-            forget_results()
-            self.reach = self._frozen.follow(self.reach, self.targets)
+            self.prepare(training)
             self.runs += trains
-            if training and self.engine_stage is not None:
-                set_stage(self.recording.train, self.engine_stage)
-                self.engine_stage = None
         if not (training or self.measured):
             raise CalibrationError(
                 "this model is evaluated before its activation ranges were seen: train it for a step, "
@@ -286,15 +293,3 @@ class ModelState:
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
-
-
-def _called_by(original: nn.Module, recording: Recording) -> set[str]:
-    """Paths of the modules that the graphs call, also of those that are called with rounded weights."""
-    paths = {id(module): path for path, module in original.named_modules()}
-    called = set()
-    for graph in recording.graphs:
-        for node in graph.graph.find_nodes(op="call_module"):
-            module = graph.get_submodule(str(node.target))
-            leaf = module.leaf if isinstance(module, QuantizedLeaf) else module
-            called.add(paths.get(id(leaf), str(node.target)))
-    return called
