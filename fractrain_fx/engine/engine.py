@@ -179,11 +179,10 @@ class Engine(Staged):
         if not self._clock.end_step():
             return None
         sums = self._clock.close_window()
-        self.check_finite()
         if not sums.samples:
             return None
-        epoch = len(self.ledger.rows) + 1
-        return self._move_to(self._course.plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
+        loss = self._finite_loss(sums, "since the schedule was last asked")
+        return self._move_to(self._course.plan.schedule.update(loss), len(self.ledger.rows) + 1)
 
     def require_backward(self, culprit: str) -> None:
         """Check that backward has reached every cost term handed out so far.
@@ -198,7 +197,7 @@ class Engine(Staged):
 
     def check_finite(self) -> None:
         """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
-        refuse_bad_step(self.ledger.bad_step(), len(self.ledger.rows) + 1, self.steps, self.model)
+        refuse_bad_step(self.ledger.bad_step(), f"of epoch {len(self.ledger.rows) + 1}", self.model)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
         """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
@@ -226,17 +225,15 @@ class Engine(Staged):
         given = told.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
-        batches = self.steps
         sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
         self._controller.start_step()
         self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
         epoch = len(self.ledger.rows)
-        refuse_bad_step(sums.bad_step, epoch, batches, self.model)
         if not sums.samples:
             return None
-        loss = self._finite_loss(sums, epoch)
+        loss = self._finite_loss(sums, f"of epoch {epoch}")
         if self._clock.every is not None:
             return None
         seen = loss if given is None else mean_over_ranks(given, self.model.training_forward.cost.cp.device)
@@ -276,10 +273,11 @@ class Engine(Staged):
         self.ledger.add(loss, ran.cost, ran.batch, cost_term)
         self._clock.add(loss, ran.batch, cost_term)
 
-    def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
-        """The loss that the schedule sees."""
-        if not math.isfinite(sums.loss):  # this process had finite losses, but all must stop together
-            raise NonFiniteLossError(f"a task loss of epoch {epoch} was NaN or infinite in another process")
+    def _finite_loss(self, sums: EpochSums, stretch: str) -> float:
+        """The loss that the schedule sees; an error on all processes if it is not finite on one."""
+        if not math.isfinite(sums.loss):
+            refuse_bad_step(sums.bad_step, stretch, self.model)
+            raise NonFiniteLossError(f"a task loss {stretch} was NaN or infinite in another process")
         return sums.loss + sums.cost_term if self.model.frac_config.schedule.by_total_loss else sums.loss
 
     def _move_to(self, stage: int, epoch: int) -> StageChange | None:
