@@ -22,6 +22,7 @@ from fractrain_fx.engine.schedules import LoopLength, StageSchedule
 from fractrain_fx.engine.steered import SteeredModel
 from fractrain_fx.engine.watch import LoopWatch
 from fractrain_fx.errors import NonFiniteLossError, RunError
+from fractrain_fx.nn.cost import Forward
 
 __all__ = ["Engine", "StageChange"]
 
@@ -110,6 +111,9 @@ class Engine(Staged):
     ) -> Float[Tensor, ""]:
         """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term if there are gates.
 
+        The batch is that of the model's last forward with gradients in training mode: what a teacher or an evaluation
+        ran since then does not count.
+
         Args:
             task_loss: the loss that the loop minimises.
             mean: the mean task loss of the batch, for ledger and indicator, if ``task_loss`` is scaled otherwise.
@@ -128,19 +132,20 @@ class Engine(Staged):
         task_loss = told.check_batch(task_loss, mean, weight, tokens, labels)
         if self._paused:
             return task_loss
-        cost, samples = self.model.cost, self.model.batch
+        ran = self.model.count_forward()
+        cost = ran.cost
         self._watch.batch(cost.cp)
         self._course.begin()
-        self._clock.batch(self.model.tokens if tokens is None else tokens, self.accumulate)
+        self._clock.batch(ran.tokens if tokens is None else tokens, self.accumulate)
         divisor = self.accumulate if weight is None else weight
         seen = task_loss if mean is None else mean.reshape(())
         if not self.model.frac_config.gated:
-            self._note(seen, labels=labels)
+            self._note(seen, ran, labels=labels)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
         blocks = len(cost.choice) / self.model.gated_share  # ops that follow the stage weigh like blocks of mean size
-        term = self._controller.term(cost.cp, steered.target_of(self.level), samples, blocks, weight)
-        self._note(seen, self.accumulate / divisor * term, labels)  # the share of the step's cost term, as a mean
+        term = self._controller.term(cost.cp, steered.target_of(self.level), ran.batch, blocks, weight)
+        self._note(seen, ran, self.accumulate / divisor * term, labels)  # the share of the step's cost term, as a mean
         self._watch.hand_out(term, cost_term=True, weight=weight)
         return task_loss + term
 
@@ -184,11 +189,10 @@ class Engine(Staged):
         if not self._clock.end_step():
             return None
         sums = self._clock.close_window()
-        self.check_finite()
         if not sums.weight:
             return None
-        epoch = len(self.ledger.rows) + 1
-        return self._move_to(self._course.plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
+        loss = self._finite_loss(sums, "since the schedule was last asked")
+        return self._move_to(self._course.plan.schedule.update(loss), len(self.ledger.rows) + 1)
 
     def require_backward(self, culprit: str) -> None:
         """Check that backward has reached every cost term handed out so far.
@@ -203,7 +207,7 @@ class Engine(Staged):
 
     def check_finite(self) -> None:
         """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
-        refuse_bad_step(self.ledger.bad_step(), len(self.ledger.rows) + 1, self.steps, self.model)
+        refuse_bad_step(self.ledger.bad_step(), f"of epoch {len(self.ledger.rows) + 1}", self.model)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
         """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
@@ -231,20 +235,18 @@ class Engine(Staged):
         given = told.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
-        batches = self.steps
         sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
         self._controller.start_step()
         self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
         epoch = len(self.ledger.rows)
-        refuse_bad_step(sums.bad_step, epoch, batches, self.model)
         if not sums.weight:
             return None
-        loss = self._finite_loss(sums, epoch)
+        loss = self._finite_loss(sums, f"of epoch {epoch}")
         if self._clock.every is not None:
             return None
-        seen = loss if given is None else mean_over_ranks(given, self.model.cost.cp.device)
+        seen = loss if given is None else mean_over_ranks(given, self.model.training_forward.cost.cp.device)
         told.refuse_mean(seen, epoch)
         return self._move_to(self._course.plan.schedule.update(seen), epoch)
 
@@ -277,14 +279,15 @@ class Engine(Staged):
         self._course.stage = int(state["stage"])
         steered.apply_level(self.model, self.level)
 
-    def _note(self, loss: Tensor, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
-        self.ledger.add(loss, self.model.cost, self.model.batch, cost_term, labels)
-        self._clock.add(loss, self.model.batch, cost_term, labels)
+    def _note(self, loss: Tensor, ran: Forward, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
+        self.ledger.add(loss, ran.cost, ran.batch, cost_term, labels)
+        self._clock.add(loss, ran.batch, cost_term, labels)
 
-    def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
-        """The loss that the schedule sees."""
-        if not math.isfinite(sums.loss):  # this process had finite losses, but all must stop together
-            raise NonFiniteLossError(f"a task loss of epoch {epoch} was NaN or infinite in another process")
+    def _finite_loss(self, sums: EpochSums, stretch: str) -> float:
+        """The loss that the schedule sees; an error on all processes if it is not finite on one."""
+        if not math.isfinite(sums.loss):
+            refuse_bad_step(sums.bad_step, stretch, self.model)
+            raise NonFiniteLossError(f"a task loss {stretch} was NaN or infinite in another process")
         return sums.loss + sums.cost_term if self.model.frac_config.schedule.by_total_loss else sums.loss
 
     def _move_to(self, stage: int, epoch: int) -> StageChange | None:

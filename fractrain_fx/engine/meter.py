@@ -31,7 +31,7 @@ class EpochSums:
         shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1; empty if no step had a cost.
         options: for each block, the share of samples that chose each option.
         samples: samples seen.
-        bad_step: the first step, counted from 1, whose loss was not finite; 0 for none.
+        bad_step: the first step of this process, counted from 1, whose loss was not finite; 0 for none.
     """
 
     loss: float
@@ -147,13 +147,12 @@ class EpochMeter:
         )
 
 
-def refuse_bad_step(step: int, epoch: int, steps: int, model: Any = None) -> None:
-    """Refuse an epoch with a loss that is not finite.
+def refuse_bad_step(step: int, stretch: str, model: Any = None) -> None:
+    """Refuse a stretch of steps with a loss that is not finite.
 
     Args:
         step: the first step with such a loss, counted from 1; 0 if there is none.
-        epoch: the epoch.
-        steps: its steps so far.
+        stretch: the steps in words, such as ``of epoch 3``.
         model: if it is watched, the message names the op that was first out.
 
     Raises:
@@ -161,9 +160,8 @@ def refuse_bad_step(step: int, epoch: int, steps: int, model: Any = None) -> Non
     """
     if step:
         raise NonFiniteLossError(
-            f"the task loss of step {step} of epoch {epoch} (of {steps} steps so far) was NaN or infinite: the stage "
-            "stays. Go back to the last checkpoint and lower the learning rate, or check this batch's data"
-            + _seen(model)
+            f"the task loss of step {step} {stretch} was NaN or infinite: the stage stays. Go back to the last "
+            "checkpoint and lower the learning rate, or check this batch's data" + _seen(model)
         )
 
 

@@ -118,7 +118,7 @@ class FracTrainCallback(Callback):
         if _only_measures(trainer):
             return
         if self._values:
-            pl_module.log_dict(self._values, batch_size=self.engine.model.batch)
+            pl_module.log_dict(self._values, batch_size=self.engine.model.training_forward.batch)
         stepped, self._step = trainer.global_step != self._step, trainer.global_step
         if stepped:
             self.engine.end_step()
@@ -161,7 +161,7 @@ class FracTrainCallback(Callback):
             self._values = {}
             if not added:
                 output = self._add_cost(module, output)
-            cost = self.engine.model.cost
+            cost = self.engine.model.training_forward.cost
             costs = {"cp_percent": 100 * cost.cp.detach(), "cp_total_percent": 100 * cost.cp_total.detach()}
             self._values |= {**costs, "stage": float(self.engine.stage + 1)}
             return output

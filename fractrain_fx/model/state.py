@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture import RecordedModule, Recording, call_of
+from fractrain_fx.capture import RecordedModule, call_of
 from fractrain_fx.capture.circumstances.original import OriginalCheck
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import Snapshot
@@ -22,12 +22,11 @@ from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
-from fractrain_fx.model.variant import Variant, token_count
+from fractrain_fx.model.variant import Variant, called_by, token_count
 from fractrain_fx.model.variants import Variants
 from fractrain_fx.model.watcher import Watcher, counts_step, watched_step
 from fractrain_fx.nn.bits import set_stage
-from fractrain_fx.nn.cost import Cost
-from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
+from fractrain_fx.nn.cost import Forward
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -35,12 +34,10 @@ from fractrain_fx.rewriting import Rewritten
 
 __all__ = ["ModelState"]
 
-
 _PROVISIONAL = (
     "this model is evaluated before it was trained: activations are rounded in ranges that were measured on the "
     "example inputs, and are provisional until a training step or model.calibrate(loader)"
 )
-
 
 _FLOAT = (
     "restore() gives the original model, which computes in float and skips no block, so its results differ from those "
@@ -59,11 +56,10 @@ class ModelState:
         rounding: how the model rounds, and why.
         targets: target cp of each stage in per cent, if there are gates.
         reach: the costs that the model can have, if there are gates.
-        cost: of the last forward.
-        batch: number of samples of the last forward.
-        tokens: number of tokens of the last forward, if its inputs are tokens.
+        last: the last forward.
+        to_count: the forward that the next loss counts. One that trains ``waits`` for its loss, whatever runs after it.
         results: measures of the last evaluation that a trainer made, for the model's card.
-        runs: forwards with gradients so far, without those of compiled code.
+        runs: training forwards with gradients so far, without those of compiled code.
         engine_stage: the precision to train on with, if a checkpoint of another was loaded while an engine steers.
         calibrated: whether every activation range was seen.
         measured: whether every range was seen, or measured on the example inputs.
@@ -89,9 +85,9 @@ class ModelState:
         self.passes = rewritten.chain
         self.targets = rewritten.targets
         self.reach = rewritten.reach
-        self.cost: Cost | None = None
-        self.batch: int | None = None
-        self.tokens: int | None = None
+        self.last: Forward | None = None
+        self.to_count: Forward | None = None
+        self.waits = False
         self.results: dict[str, float] = {}
         self.runs = 0
         self.engine_stage: Precision | None = None
@@ -104,7 +100,7 @@ class ModelState:
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
-        called = _called_by(original, recording)
+        called = called_by(original, recording)
         self.as_recorded = as_recorded or OriginalCheck(original, recording.train, recording.python.read, called)
         self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
 
@@ -118,6 +114,19 @@ class ModelState:
         """The shown graphs and their copies that run."""
         return [graph for variant in self.variants for graph in variant.graphs]
 
+    def prepare(self, training: bool) -> None:
+        """Follow what changed since the last call. Compiled code cannot: call it before.
+
+        Raises:
+            ModelError: modules or parameters of the original were replaced.
+        """
+        self.as_recorded.check()
+        forget_results()
+        self.reach = self._frozen.follow(self.reach, self.targets)
+        if training and self.engine_stage is not None:
+            set_stage(self.recording.train, self.engine_stage)
+            self.engine_stage = None
+
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
         """Run the copy for training or evaluation; keep its cost and return the original's output.
 
@@ -126,15 +135,10 @@ class ModelState:
             CalibrationError: the model is evaluated before its activation ranges were seen.
             ModelError: modules or parameters of the original were replaced.
         """
-        compiling = torch.compiler.is_compiling()
+        compiling, trains = torch.compiler.is_compiling(), training and torch.is_grad_enabled()
         if not compiling:
-            self.as_recorded.check()
-            forget_results()
-            self.reach = self._frozen.follow(self.reach, self.targets)
-            self.runs += torch.is_grad_enabled()
-            if training and self.engine_stage is not None:
-                set_stage(self.recording.train, self.engine_stage)
-                self.engine_stage = None
+            self.prepare(training)
+            self.runs += trains
         if not (training or self.measured):
             raise CalibrationError(
                 "this model is evaluated before its activation ranges were seen: train it for a step, "
@@ -146,15 +150,18 @@ class ModelState:
         if self.sharding is not None:
             self.sharding.require_call()
         variant, values = self.variants.choose(args, kwargs, training)
-        self.batch, self.tokens = variant.count(values), token_count(values)
+        samples, tokens = variant.count(values), token_count(values)
         graph = self._graph(variant, training)
-        if torch.compiler.is_compiling() or not counts_step(self.watcher, training):
-            output, self.cost = run_graph(graph, values, variant.recording)
+        if compiling or not counts_step(self.watcher, training):
+            output, cost = run_graph(graph, values, variant.recording)
         else:
             compiled = self.compiler is not None
             with watched_step(self.watcher, variant.running[True].current, compiled, self.checkpointing is not None):
-                output, self.cost = run_graph(graph, values, variant.recording)
-            self.watcher.note_choices(self.cost.choice)
+                output, cost = run_graph(graph, values, variant.recording)
+            self.watcher.note_choices(cost.choice)
+        self.last = Forward(cost, samples, tokens)
+        if trains or not self.waits:
+            self.to_count, self.waits = self.last, trains
         if self.sharding is not None and training:
             self.sharding.share_buffers(self.changing_buffers)
         return output
@@ -286,15 +293,3 @@ class ModelState:
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
-
-
-def _called_by(original: nn.Module, recording: Recording) -> set[str]:
-    """Paths of the modules that the graphs call, also of those that are called with rounded weights."""
-    paths = {id(module): path for path, module in original.named_modules()}
-    called = set()
-    for graph in recording.graphs:
-        for node in graph.graph.find_nodes(op="call_module"):
-            module = graph.get_submodule(str(node.target))
-            leaf = module.leaf if isinstance(module, QuantizedLeaf) else module
-            called.add(paths.get(id(leaf), str(node.target)))
-    return called

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
 from fractrain_fx.nn.full_precision import FullPrecision
 
-__all__ = ["Cost", "CostMeter", "CostRow", "OpCost", "gated_meter"]
+__all__ = ["Cost", "CostMeter", "CostRow", "Forward", "OpCost", "gated_meter"]
 
 _FULL = FLOAT_BITS * FLOAT_BITS
 
@@ -35,6 +35,20 @@ class Cost(NamedTuple):
     eb: Float[Tensor, ""]
     gc: Float[Tensor, ""]
     choice: dict[str, Float[Tensor, "batch options"]]
+
+
+class Forward(NamedTuple):
+    """A forward of a model.
+
+    Attributes:
+        cost: of its batch.
+        batch: number of samples.
+        tokens: number of tokens, if the inputs are tokens.
+    """
+
+    cost: Cost
+    batch: int
+    tokens: int | None
 
 
 class OpCost(NamedTuple):
