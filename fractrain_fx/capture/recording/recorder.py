@@ -23,6 +23,7 @@ from fractrain_fx.capture.recording.effects import Effects, Watch, Written
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.kept.hidden import MODULE, HiddenCalls, contractions_in_operator, products_after
+from fractrain_fx.capture.recording.memory import Memory, note_memory
 from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.capture.recording.writer import Return, Source, UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.results import passed_on
@@ -183,6 +184,7 @@ class Recorder(TorchFunctionMode):
             argument(writer, dict(kwargs), cut),
             effect=bool(changed) or drawn,
         )
+        note_memory(node, Memory.of(args, kwargs, result, in_place))
         self.ambient.leave(region)
         self.hidden.note_on(node)
         if drawn:

@@ -47,7 +47,7 @@ class RemakeOperands(PassBase):
 
 def _connect(graph_module: GraphModule) -> bool:
     children = cast(dict[str, nn.Module], graph_module._modules)
-    writes = Writes(graph_module)
+    writes = Writes(graph_module.graph)
     changed = False
     for node in graph_module.graph.nodes:
         fused = owner_module(graph_module, node)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fractrain_fx.capture import put_first
 from fractrain_fx.config import FracConfig, Recipe
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import Format
@@ -105,7 +106,7 @@ class _Writer:
         self._formats: dict[tuple[str, Recipe | None], Format] = {}
         self._choices = choices_of(self._graph)
         self._moving = varying(self._graph)
-        self._writes = Writes(graph_module)
+        self._writes = Writes(graph_module.graph)
         self._widths: dict[str, Node] = {}
         self._shared: dict[tuple[object, ...], Node] = {}
         self._first = next(node for node in self._graph.nodes if node.op != "placeholder")
@@ -140,7 +141,7 @@ class _Writer:
         path = f"opaque.{identifier(op.name)}"
         insert_module(self._graph_module, path, lambda: QuantizedLeaf(leaf, self._format))
         bits = self._stage("fw") if self._config.scheduled else self._width(self._config.gate_weight_bits)
-        node.args = (bits, *node.args)
+        put_first(node, bits)
         node.target = f"{NAMESPACE}.{path}"
 
     def _seed(self) -> Node:
