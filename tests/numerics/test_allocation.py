@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from itertools import pairwise, product
 from pathlib import Path
@@ -15,6 +16,7 @@ from fractrain_fx import Engine, FracConfig, Pin, Precision, allocate, fractrain
 from fractrain_fx.errors import ConfigError, MissingPackageError
 from fractrain_fx.numerics.allocation import Allocation
 from fractrain_fx.numerics.allocation.price import Unit
+from fractrain_fx.numerics.allocation.solve import Option, choose
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
 from fractrain_fx.numerics.sensitivity.rounded import OperandName
 from fractrain_fx.training import RunSettings
@@ -50,6 +52,23 @@ def test_no_other_choice_under_the_budget_harms_less() -> None:
         assert allocation.harm == pytest.approx(best, rel=1e-5)
         assert allocation.cost == pytest.approx(found.cost(allocation.precisions))
         assert allocation.cost <= budget
+
+
+def test_an_option_of_very_large_harm_does_not_hide_the_others() -> None:
+    draw = random.Random(0)
+    for _ in range(20):
+        groups = []
+        for _ in range(6):
+            scale = 10 ** draw.uniform(-8, 4)
+            harms = [scale * 4.0 ** -(bits * draw.uniform(0.5, 2)) for bits in range(4)]
+            groups.append([Option(bits + draw.uniform(0.5, 1.5), harm) for bits, harm in enumerate(harms)])
+        least, most = (sum(end(option.cost for option in group) for group in groups) for end in (min, max))
+        budget = least + draw.uniform(0.1, 0.9) * (most - least)
+        chosen = choose(groups, budget)
+        assert sum(group[index].cost for group, index in zip(groups, chosen, strict=True)) <= budget
+        choices = (choice for choice in product(*groups) if sum(each.cost for each in choice) <= budget)
+        best = min(sum(option.harm for option in choice) for choice in choices)
+        assert sum(group[index].harm for group, index in zip(groups, chosen, strict=True)) == pytest.approx(best, 1e-6)
 
 
 def test_bits_go_where_they_count() -> None:
