@@ -19,6 +19,7 @@ from fractrain_fx.numerics.allocation.price import Unit
 from fractrain_fx.numerics.allocation.solve import Option, choose
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
 from fractrain_fx.numerics.sensitivity.rounded import OperandName
+from fractrain_fx.passes import Product
 from fractrain_fx.training import RunSettings
 
 WIDTHS = (2, 3, 4, 6, 8)
@@ -121,6 +122,18 @@ def test_budgets_of_a_machine(unit: Unit, machine: str) -> None:
     assert narrow.harm >= wide.harm
     with pytest.raises(ConfigError, match="needs a machine"):
         allocate(found, 1.0, unit)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"format": "mx"}, "format 'mx' has no integer codes"), ({}, "its sizes are not known")]
+)
+def test_a_machine_without_a_price_for_an_op_is_refused(change: dict[str, Any], words: str) -> None:
+    shape = Product(1, 1, 1, 1, 64, 64) if change else None
+    found = sensitivities(product=shape, **change)
+    with pytest.raises(
+        ConfigError, match=f"'bitfusion' has no price for 'a' \\({words}\\), 'b' .*write another machine"
+    ):
+        allocate(found, "FW-4/BW-4", "joules", machine="bitfusion")
 
 
 def test_a_model_is_trained_at_the_allocation(tmp_path: Path) -> None:
