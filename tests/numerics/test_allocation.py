@@ -208,7 +208,9 @@ def test_the_op_that_is_hurt_most_is_raised_first() -> None:
 
 
 def test_names_are_matched_literally() -> None:
-    odd = Allocation({"a.b[0]": Precision(4, 4), "a": Precision(8, 8)}, {"a.b[0]": "a", "a": ""}, 1, 1, "cp", 0)
+    ops = tuple(MeasuredOp(name, "linear", module, (1, 1, 1)) for name, module in (("a.b[0]", "a"), ("a", "")))
+    bits = {"a.b[0]": Precision(4, 4), "a": Precision(8, 8)}
+    odd = Allocation(bits, Sensitivities(ops, (), 1.0, 4), 1, 1, "cp", 0)
     assert odd.pins == (Pin("a", Precision(8, 8)), Pin("a.b[[]0]", Precision(4, 4))), "that of the module comes first"
 
 
