@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from fractrain_fx.capture import WRITTEN, Recording
+from fractrain_fx.capture.asked import RequiresGrad
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig, Pin, RunConfig
 from fractrain_fx.config.precision import FULL
@@ -74,6 +76,8 @@ class Probe:
 class FloatCopy:
     """A float copy of a model in training mode.
 
+    Frozen parameters get gradients too, because rounding a frozen layer changes the loss.
+
     Args:
         model: the model, rewritten or not. It is copied, and does not change.
         batch: a batch on which the copy is recorded.
@@ -120,6 +124,7 @@ class FloatCopy:
                 place = "a" if fused.plan.first.weight else "b" if fused.plan.second.weight else None
                 if place is not None and (name := _read_by(node.kwargs[place])) in self.parameters:
                     self.weights[op.name] = name
+        _reach_frozen(self.original, recording)
 
     @property
     def samples(self) -> int:
@@ -196,6 +201,15 @@ def fixed_by_rule(decision: Decision) -> Literal["float", "bfloat16"] | None:
         return "float"
     own = decision.format, decision.recipe, decision.precision
     return "bfloat16" if own == (_BFLOAT16.number_format, _BFLOAT16.product_recipe, _BFLOAT16.precision) else None
+
+
+def _reach_frozen(model: nn.Module, recording: Recording) -> None:
+    """Let a gradient reach frozen parameters, but not those that the model writes to, or asks whether they need one."""
+    asked = [each.circumstance for each in recording.seen[True] if isinstance(each.circumstance, RequiresGrad)]
+    left = recording.train.meta[WRITTEN].union(*(each.names for each in asked))
+    for name, parameter in model.named_parameters():
+        if name not in left and parameter.is_floating_point():
+            parameter.requires_grad_(True)
 
 
 def _read_by(node: Any) -> str:

@@ -54,8 +54,8 @@ def sensitivity(
 
     Raises:
         ConfigError: a width is not one of the format's.
-        InputError: there are too few batches, or there is no loss.
-        ModelError: nothing of the model is rounded in training.
+        InputError: there are too few batches, two of them have the same gradient, or there is no loss.
+        ModelError: nothing of the model is rounded in training, or the loss does not depend on an op.
     """
     held = list(islice(iter(batches), limit))
     if len(held) < LEAST:
