@@ -54,6 +54,12 @@ def test_a_run_without_a_checkpoint_is_refused_and_left_as_it_is(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
+def test_a_run_whose_batch_holds_all_samples_shows_no_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new_run(settings("static", epochs=1, batch_size=96), tmp_path, quiet()).fit()
+    assert cli.main(["sensitivity", str(tmp_path), "--batches", "4"]) == 2
+    assert "A run whose batch holds all samples" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_a_run_is_measured_while_another_process_trains_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new_run(settings("static", epochs=1, batch_size=16), tmp_path, quiet()).fit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.config.products import Recipe
+from fractrain_fx.config.recipes import recipe_of
 from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, InputError, RunError
 from fractrain_fx.formats.microscaling.elements import HALF_BITS
@@ -48,6 +50,8 @@ class MeasuredOp:
         fixed: its bits, if it was not measured because it is not rounded: 32, or 16 if another trainer keeps it in
             bf16.
         product: the op in the form that a machine prices.
+        rule: the format or recipe in its rule, where training needs one: that in which it was measured, if not the
+            configuration's; ``float`` or ``bfloat16``, in which a rule keeps it, or because it cannot be measured.
     """
 
     name: str
@@ -61,6 +65,7 @@ class MeasuredOp:
     format: str = "affine"
     fixed: int | None = None
     product: Product | None = None
+    rule: str | Recipe | None = None
 
     @property
     def cost(self) -> OpCost:
@@ -106,6 +111,8 @@ class Sensitivities:
         loss: the mean loss in float.
         batches: number of batches that were measured.
         model: name of the model.
+        settings: of :class:`fractrain_fx.FracConfig`, as plain values, those that give unpinned ops the number formats
+            in which they were measured.
     """
 
     ops: tuple[MeasuredOp, ...]
@@ -113,6 +120,7 @@ class Sensitivities:
     loss: float
     batches: int
     model: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _by_key(self) -> Mapping[tuple[str, str, int], Sensitivity]:
@@ -200,12 +208,14 @@ class Sensitivities:
                     "macs": tuple(op["macs"]),
                     "least": tuple(op["least"]),
                     "product": None if op["product"] is None else Product(**op["product"]),
+                    "rule": recipe_of(op["rule"]) if isinstance(op.get("rule"), Mapping) else op.get("rule"),
                 }
             )
             for op in values["ops"]
         )
         rows = tuple(Sensitivity(**row) for row in values["rows"])
-        return cls(ops, rows, values["loss"], values["batches"], values["model"])
+        settings = values.get("settings", {})
+        return cls(ops, rows, values["loss"], values["batches"], values["model"], settings)
 
     def to_svg(self, path: str | Path) -> None:
         """Draw a heat map: ops downwards, operands and widths across."""
