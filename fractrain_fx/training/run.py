@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from fractrain_fx.durable import writing
 from fractrain_fx.engine.distributed import is_first, on_first
 from fractrain_fx.errors import DataError, RunError
 from fractrain_fx.model import FracModel
@@ -266,8 +265,7 @@ def _chosen(settings: RunSettings, model: FracModel) -> RunSettings:
 
 def _keep_settings(settings: RunSettings, out: Path) -> None:
     if is_first():
-        with writing(out / _SETTINGS):
-            settings.to_yaml(out / _SETTINGS)
+        settings.to_yaml(out / _SETTINGS)
 
 
 def _name(settings: RunSettings) -> str:

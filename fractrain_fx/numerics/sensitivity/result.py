@@ -194,19 +194,25 @@ class Sensitivities:
             raise RunError(
                 f"{path} does not hold sensitivities: 'fractrain sensitivity MODEL --out {path}' writes them"
             )
-        ops = tuple(
-            MeasuredOp(
-                **{
-                    **op,
-                    "macs": tuple(op["macs"]),
-                    "least": tuple(op["least"]),
-                    "product": None if op["product"] is None else Product(**op["product"]),
-                }
+        try:
+            ops = tuple(
+                MeasuredOp(
+                    **{
+                        **op,
+                        "macs": tuple(op["macs"]),
+                        "least": tuple(op["least"]),
+                        "product": None if op["product"] is None else Product(**op["product"]),
+                    }
+                )
+                for op in values["ops"]
             )
-            for op in values["ops"]
-        )
-        rows = tuple(Sensitivity(**row) for row in values["rows"])
-        return cls(ops, rows, values["loss"], values["batches"], values["model"])
+            rows = tuple(Sensitivity(**row) for row in values["rows"])
+            return cls(ops, rows, values["loss"], values["batches"], values["model"])
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} holds sensitivities of another version of this package ({type(error).__name__}: {error}): "
+                "measure the run again with 'fractrain sensitivity RUN'"
+            ) from error
 
     def to_svg(self, path: str | Path) -> None:
         """Draw a heat map: ops downwards, operands and widths across."""
