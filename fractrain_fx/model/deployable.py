@@ -16,6 +16,7 @@ from fractrain_fx.capture.state import in_mode
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
+from fractrain_fx.durable import require_folder
 from fractrain_fx.errors import CalibrationError, ConfigError, ExportError
 from fractrain_fx.model.frozen.packing import Packable
 from fractrain_fx.nn.bits import set_stage, stage_of
@@ -32,7 +33,6 @@ __all__ = ["Deployable"]
 
 _Stage = int | str | Precision | None
 _Choices = Literal["commonest"] | Mapping[str, int] | None
-_NONE: Mapping[str, Any] = {}
 Shares = Mapping[str, float]
 
 
@@ -162,21 +162,21 @@ class Deployable(Packable):
             ExportError: the format cannot hold this precision. Nothing was written.
             CalibrationError: activation ranges were never seen.
             MissingPackageError: the format's library is not installed.
+            RunError: the folder cannot be made or written to.
         """
         from fractrain_fx.export.write import require_known_format, write
 
         require_known_format(format, options)
+        require_folder(Path(folder))
         listed = None if batches is None else list(batches)
         fixed, shares = self._fixed(stage, choices, listed)
-        request = self._request(format, fixed, levels, listed, options)
+        request = self._request(format, fixed, listed, levels, **options)
         cost = None
         if shares is not None:
             cost = self._cost_of(self.deployed(choices=fixed, levels=levels), fixed, shares, listed)
         return replace(write(Path(folder), format, request), choices=cost)
 
-    def _request(
-        self, format: str, fixed: Any, levels: Any = "exact", batches: Any = None, options: Mapping[str, Any] = _NONE
-    ) -> Request:
+    def _request(self, format: str, fixed: Any, batches: Any, levels: Any = "exact", **options: Any) -> Request:
         """What :meth:`export` would write, after the check that the format can hold it."""
         from fractrain_fx.export.write import Request, check
 

@@ -201,21 +201,26 @@ class Sensitivities:
             raise RunError(f"{path} cannot be read as sensitivities: {error}") from error
         if not isinstance(values, dict) or values.get("file") != _MARK:
             raise RunError(f"{path} does not hold sensitivities: 'fractrain sensitivity RUN --out {path}' writes them")
-        ops = tuple(
-            MeasuredOp(
-                **{
-                    **op,
-                    "macs": tuple(op["macs"]),
-                    "least": tuple(op["least"]),
-                    "product": None if op["product"] is None else Product(**op["product"]),
-                    "rule": recipe_of(op["rule"]) if isinstance(op.get("rule"), Mapping) else op.get("rule"),
-                }
+        try:
+            ops = tuple(
+                MeasuredOp(
+                    **{
+                        **op,
+                        "macs": tuple(op["macs"]),
+                        "least": tuple(op["least"]),
+                        "product": None if op["product"] is None else Product(**op["product"]),
+                        "rule": recipe_of(op["rule"]) if isinstance(op["rule"], Mapping) else op["rule"],
+                    }
+                )
+                for op in values["ops"]
             )
-            for op in values["ops"]
-        )
-        rows = tuple(Sensitivity(**row) for row in values["rows"])
-        settings = values.get("settings", {})
-        return cls(ops, rows, values["loss"], values["batches"], values["model"], settings)
+            rows = tuple(Sensitivity(**row) for row in values["rows"])
+            return cls(ops, rows, values["loss"], values["batches"], values["model"], values["settings"])
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} holds sensitivities of another version of this package ({type(error).__name__}: {error}): "
+                "measure the run again with 'fractrain sensitivity RUN'"
+            ) from error
 
     def to_svg(self, path: str | Path) -> None:
         """Draw a heat map: ops downwards, operands and widths across."""
