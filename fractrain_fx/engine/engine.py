@@ -267,17 +267,20 @@ class Engine(Staged):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
 
+        The step that is open is forgotten. A state that is refused changes nothing.
+
         Raises:
             RunError: the state is no state of an engine, or belongs to a run with more stages or another schedule.
         """
         told.refuse_state(state, len(self.levels))
-        told.load_schedule(self._course.plan.schedule, state["schedule"])
-        self.ledger.load_dict(state["ledger"])
-        self._controller.load_state_dict(state["controller"])
-        self._clock.load_state_dict(state["clock"])
-        self.ledger.load_open_dict(state)
-        self._course.stage = int(state["stage"])
-        steered.apply_level(self.model, self.level)
+        with self._course.unchanged_on_error(self.ledger, self._controller, self._clock):
+            told.load_schedule(self._course.plan.schedule, state["schedule"])
+            self.ledger.load_dict(state["ledger"])
+            self._controller.load_state_dict(state["controller"])
+            self._clock.load_state_dict(state["clock"])
+            self.ledger.load_open_dict(state)
+            self._course.stage = int(state["stage"])
+            steered.apply_level(self.model, self.level)
 
     def _note(self, loss: Tensor, ran: Forward, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
         self.ledger.add(loss, ran.cost, ran.batch, cost_term, labels)

@@ -264,9 +264,10 @@ class Deployable(Packable):
         labels = set(find_labels(type(state.original)))  # type: ignore[no-untyped-call]
         if not labels & recording.kwargs.keys():
             return recording
-        kwargs = {name: value for name, value in recording.kwargs.items() if name not in labels}
+        args, kwargs = recording.present((recording.args, dict(recording.kwargs)))
+        kwargs = {name: value for name, value in kwargs.items() if name not in labels}
         with self._evaluating():
-            return state.variants.choose(recording.args, kwargs, False)[0].recording
+            return state.variants.choose(args, kwargs, False)[0].recording
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -276,12 +277,13 @@ class Deployable(Packable):
     def _difference(self, made: nn.Module, fixed: Any) -> float:
         """The largest difference of outputs on the example inputs, as a share of the largest output."""
         recording, before = self._state.recording, stage_of(self)
+        args, kwargs = recording.present((recording.args, dict(recording.kwargs)))
         if isinstance(fixed, Precision):
             set_stage(self, fixed)
         try:
             with self._evaluating():
-                ours = list(tensors_in(self(*recording.args, **recording.kwargs)))
-                theirs = list(tensors_in(made(*recording.args, **recording.kwargs)))
+                ours = list(tensors_in(self(*args, **kwargs)))
+                theirs = list(tensors_in(made(*args, **kwargs)))
         finally:
             if before is not None:
                 set_stage(self, before)
