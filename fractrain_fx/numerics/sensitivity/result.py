@@ -209,13 +209,13 @@ class Sensitivities:
                         "macs": tuple(op["macs"]),
                         "least": tuple(op["least"]),
                         "product": None if op["product"] is None else Product(**op["product"]),
-                        "rule": recipe_of(op["rule"]) if isinstance(op["rule"], Mapping) else op["rule"],
+                        "rule": recipe_of(op["rule"]) if isinstance(op.get("rule"), Mapping) else op.get("rule"),
                     }
                 )
                 for op in values["ops"]
             )
             rows = tuple(Sensitivity(**row) for row in values["rows"])
-            return cls(ops, rows, values["loss"], values["batches"], values["model"], values["settings"])
+            return cls(ops, rows, values["loss"], values["batches"], values["model"], values.get("settings", {}))
         except (KeyError, TypeError) as error:
             raise RunError(
                 f"{path} holds sensitivities of another version of this package ({type(error).__name__}: {error}): "
