@@ -16,6 +16,7 @@ from fractrain_fx.config.products import ProductRecipe
 from fractrain_fx.config.recipes import RECIPES
 from fractrain_fx.numerics.allocation import Allocation, StagedAllocation
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
+from fractrain_fx.numerics.sensitivity.rounded import OperandName
 from fractrain_fx.training import RunSettings
 
 OWN = Recipe("mx", weight_gradient=ProductRecipe(hadamard=32))
@@ -166,6 +167,7 @@ def test_an_op_that_has_the_name_of_a_kind_keeps_its_rule_to_itself() -> None:
 
     model, x = Named(), torch.randn(4, 8)
     names, widths = ("body", "linear"), (4, 8)
+    operands: tuple[OperandName, ...] = ("x", "w", "g")
     plan = fractrainify(Named(), config=FracConfig(method="static"), example_inputs=(x,))
     ops = tuple(
         MeasuredOp(op.name, op.kind, op.module, op.training_macs, fixed=None if op.name in names else 32)
@@ -173,9 +175,9 @@ def test_an_op_that_has_the_name_of_a_kind_keeps_its_rule_to_itself() -> None:
     )
     measured = [
         Sensitivity(name, operand, bits, change=float(name == "body") / bits, noise=0.0)
-        for name, operand, bits in product(names, ("x", "w", "g"), widths)
+        for name, operand, bits in product(names, operands, widths)
     ]
-    found = Sensitivities(ops, tuple(measured), 1.0, 4)  # type: ignore[arg-type]
+    found = Sensitivities(ops, tuple(measured), 1.0, 4)
     allocation = allocate(found, (found.cost("FW-4/BW-4") + found.cost("FW-8/BW-8")) / 2, options=["4/4", "8/8"])
     assert len(set(allocation.precisions.values())) == 2
     trained = fractrainify(model, config=allocation.config, example_inputs=(x,))

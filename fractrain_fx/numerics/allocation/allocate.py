@@ -81,7 +81,7 @@ def allocate(
 
     Raises:
         ConfigError: the budget is too small, falls from stage to stage, or does not fit their number; a precision was
-            not measured; or scipy is not installed.
+            not measured; the machine has no price for an op; or scipy is not installed.
     """
     if not noise_price >= 0:
         raise ConfigError(f"noise_price={noise_price} must be 0 or more")

@@ -50,8 +50,9 @@ class MeasuredOp:
         fixed: its bits, if it was not measured because it is not rounded: 32, or 16 if another trainer keeps it in
             bf16.
         product: the op in the form that a machine prices.
-        rule: the format or recipe in its rule, where training needs one: that in which it was measured, if not the
-            configuration's; ``float`` or ``bfloat16``, in which a rule keeps it, or because it cannot be measured.
+        rule: the format or recipe that its rule in an allocation names; ``None`` for that of the configuration.
+            ``float`` or ``bfloat16`` fix its bits, because a rule does so in the measured model, or because the op has
+            no form in which it could be measured.
     """
 
     name: str
