@@ -97,6 +97,10 @@ class RunClock:
                 )
             self._open += tokens
 
+    def abandon_step(self) -> None:
+        """Forget the batches of an optimizer step that did not end."""
+        self._batches = self._open = 0
+
     def end_step(self) -> bool:
         """Close the optimizer step; returns whether a window ends with it. With tokens it is a collective.
 
@@ -136,7 +140,7 @@ class RunClock:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave."""
         self.steps, self.tokens = int(state["steps"]), int(state["tokens"])
-        self._batches = self._open = 0
+        self.abandon_step()
         self._window = EpochMeter()
         if "window" in state:
             self._window.load_state_dict(state["window"])

@@ -158,8 +158,12 @@ class Engine(Staged):
             self._paused = False
 
     def start_step(self) -> None:
-        """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches."""
+        """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches.
+
+        The batches of a step that had no :meth:`end_step` belong to no step.
+        """
         self._controller.start_step()
+        self._clock.abandon_step()
 
     def end_step(self) -> StageChange | None:
         """Close an optimizer step; with a clock of steps or tokens, move to the next stage if the schedule says so.
@@ -271,6 +275,7 @@ class Engine(Staged):
             self.ledger.load_open_dict(state)
             self._course.stage = int(state["stage"])
             steered.apply_level(self.model, self.level)
+        self._watch.take_unpaid()
 
     def _note(self, loss: Tensor, ran: Forward, cost_term: Tensor | None = None) -> None:
         self.ledger.add(loss, ran.cost, ran.batch, cost_term)
