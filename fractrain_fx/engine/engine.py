@@ -162,8 +162,12 @@ class Engine(Staged):
             self._paused = False
 
     def start_step(self) -> None:
-        """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches."""
+        """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches.
+
+        The batches of a step that had no :meth:`end_step` belong to no step.
+        """
         self._controller.start_step()
+        self._clock.abandon_step()
 
     def abandon_step(self) -> None:
         """Forget an optimizer step that an exception ended, before training begins again; trainers do."""
@@ -281,6 +285,7 @@ class Engine(Staged):
             self.ledger.load_open_dict(state)
             self._course.stage = int(state["stage"])
             steered.apply_level(self.model, self.level)
+        self._watch.take_unpaid()
 
     def _note(self, loss: Tensor, ran: Forward, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
         self.ledger.add(loss, ran.cost, ran.batch, cost_term, labels)

@@ -169,6 +169,38 @@ def test_a_state_of_another_schedule_is_refused(saved: FracConfig, mine: FracCon
     assert engine.state_dict() == before
 
 
+@pytest.mark.parametrize("control", ["sign", "multiplier"])
+def test_a_state_that_is_loaded_within_an_optimizer_step_begins_a_new_one(control: Any) -> None:
+    config = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control=control), schedule=ByLength(every=Steps(2)))
+
+    def terms(engine: Engine) -> list[float]:
+        found = []
+        for number in range(8):
+            engine.model(4, k=1 + number % 5)  # type: ignore[operator]
+            found.append(float(engine.loss(torch.zeros(())).detach()))
+            if number % 4 == 3:
+                engine.end_step()
+        return found
+
+    engine = Engine(FakeModel(config), accumulate=4, length=Steps(8))
+    state = json.loads(json.dumps(engine.state_dict()))
+    for _ in range(2):
+        engine.model(4, k=5)  # type: ignore[operator]
+        engine.loss(torch.zeros(()))
+    engine.load_state_dict(state)
+    assert terms(engine) == terms(Engine(FakeModel(config), accumulate=4, length=Steps(8)))
+
+
+def test_a_loop_owes_nothing_for_losses_before_a_state_was_loaded() -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    state = engine.state_dict()
+    model(4)
+    engine.loss(torch.zeros(()))
+    engine.load_state_dict(state)
+    engine.require_backward("this loop")
+
+
 def at_the_end_of_a_step(config: FracConfig, steps: int, **length: Any) -> Engine:
     """An engine in the middle of an epoch and of a window."""
     model = FakeModel(config)
