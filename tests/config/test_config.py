@@ -26,7 +26,7 @@ from fractrain_fx import (
 )
 from fractrain_fx.config import DFQ_OPTIONS
 from fractrain_fx.config.run import LEFT_OUT_FROM
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.errors import ConfigError, RunError
 
 
 def test_blocks_run_for_all_samples_unless_asked() -> None:
