@@ -380,7 +380,7 @@ def test_a_loss_weighs_by_its_labels_and_one_of_no_labels_by_nothing() -> None:
         one.loss(torch.tensor(4.0), labels=torch.tensor(1))
         one.end_epoch()
         (row,) = one.ledger.rows
-        assert (row.loss, row.samples) == (pytest.approx((3 * 2.0 + 1 * 4.0) / 4), 16)
+        assert row.loss == pytest.approx((3 * 2.0 + 1 * 4.0) / 4) and row.samples == 16
     assert other.ledger.to_dict() == whole.ledger.to_dict()
 
 
