@@ -240,7 +240,7 @@ class Engine(Staged):
         loss = self._finite_loss(sums, f"of epoch {epoch}")
         if self._clock.every is not None:
             return None
-        seen = loss if given is None else mean_over_ranks(given, self.model.training_forward.cost.cp.device)
+        seen = loss if given is None else mean_over_ranks(given)
         told.refuse_mean(seen, epoch)
         return self._move_to(self._course.plan.schedule.update(seen), epoch)
 
