@@ -90,7 +90,7 @@ class EpochMeter:
             bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         )
         if cost is not None and cost.choice:
-            chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0).to(dtype)
+            chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0, dtype=dtype)
             self._choices = chosen if self._choices is None else self._choices.to(chosen) + chosen
             self._widths = {block: choice.shape[1] for block, choice in cost.choice.items()}
 

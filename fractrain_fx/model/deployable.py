@@ -170,19 +170,19 @@ class Deployable(Packable):
         require_folder(Path(folder))
         listed = None if batches is None else list(batches)
         fixed, shares = self._fixed(stage, choices, listed)
-        request = self._request(format, fixed, listed, levels, **options)
-        cost = None
-        if shares is not None:
-            cost = self._cost_of(self.deployed(choices=fixed, levels=levels), fixed, shares, listed)
-        return replace(write(Path(folder), format, request), choices=cost)
+        exported = write(Path(folder), format, self._request(format, fixed, listed, levels, **options))
+        if shares is None:
+            return exported
+        cost = self._cost_of(self.deployed(choices=fixed, levels=levels), fixed, shares, listed)
+        return replace(exported, choices=cost)
 
     def _request(self, format: str, fixed: Any, batches: Any, levels: Any = "exact", **options: Any) -> Request:
         """What :meth:`export` would write, after the check that the format can hold it."""
         from fractrain_fx.export.write import Request, check
 
-        recording = self._unlabelled() if format == "onnx" else self._state.recording
-        ops = self._frozen(recording, fixed, levels)
-        request = Request(self._state.original, recording, ops, self._skipped(fixed), levels, batches, options)
+        graphs = self._unlabelled() if format == "onnx" else self._state.recording
+        frozen, skipped = self._frozen(graphs, fixed, levels), self._skipped(fixed)
+        request = Request(self._state.original, graphs, frozen, skipped, levels, batches, options)
         check(format, request)
         return request
 
@@ -255,8 +255,7 @@ class Deployable(Packable):
         """The recording for calls without labels, which files for inference do not take."""
         from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 
-        state = self._state
-        recording = state.recording
+        state, recording = self._state, self._state.recording
         if not is_hugging_face(state.original):
             return recording
         from transformers.utils.generic import find_labels

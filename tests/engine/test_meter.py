@@ -8,10 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from fractrain_fx.config import ByLength, FracConfig, Tokens
 from fractrain_fx.engine import Engine
+from fractrain_fx.engine.meter import EpochMeter
+from fractrain_fx.export.choices import commonest
+from fractrain_fx.nn.cost import Cost
 from tests.elsewhere import ELSEWHERE, Elsewhere
 from tests.engine.fake import FakeModel
 
@@ -62,3 +65,28 @@ def test_a_given_mean_loss_is_exchanged_too(exchanged: list[torch.device]) -> No
     engine.loss(torch.tensor(1.0))
     engine.end_epoch(2.0)
     assert set(exchanged) == {ELSEWHERE}
+
+
+COUNTS = (3001, 257, 1743)
+
+
+def half_choices() -> Cost:
+    """The cost of a batch whose samples choose among three options, in a half type."""
+    chosen = torch.repeat_interleave(torch.arange(3), torch.tensor(COUNTS))
+    one = torch.ones(())
+    return Cost(one, one, one, one, one, {"block": torch.nn.functional.one_hot(chosen).bfloat16()})
+
+
+def test_shares_of_options_are_whole_numbers_of_samples_in_half_types_too() -> None:
+    meter = EpochMeter()
+    for _ in range(2):
+        meter.add(torch.ones(()), half_choices(), sum(COUNTS))
+    found = meter.read()
+    assert found.samples == 2 * sum(COUNTS) and sum(found.options["block"]) == pytest.approx(1, abs=1e-12)
+    assert [share * found.samples for share in found.options["block"]] == pytest.approx([2 * each for each in COUNTS])
+
+
+def test_the_commonest_option_is_counted_in_half_types_too() -> None:
+    model = nn.Identity()
+    model.cost = half_choices()  # type: ignore[assignment]
+    assert commonest(model, [torch.zeros(1)]) == ({"block": 0}, {"block": pytest.approx(3001 / 5001)})

@@ -176,7 +176,7 @@ class Watched(Tuner):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
-        choices = self.engine.model.cost.choice.values()
+        choices = self.engine.model.training_forward.cost.choice.values()
         for choice in choices:
             choice.retain_grad()
         self.seen = [*getattr(self, "seen", []), choices]

@@ -12,12 +12,14 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import nn
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.capture.recording.ambient import REGIONS
+from fractrain_fx.execution.remade import Made
 from fractrain_fx.passes.graph.aliases import base, memory_of, written
 from fractrain_fx.passes.graph.edit import NAMESPACE, copied
 from fractrain_fx.passes.graph.facts import facts
@@ -92,8 +94,8 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
 @contextlib.contextmanager
 def _operands_of_others_kept(home: Mapping[Node, int]) -> Iterator[None]:
     """While the context is open, ops know no maker of an operand that lies in another segment."""
-    made = ((node, node.kwargs) for node in home if "made" in node.kwargs)
-    apart = {node: kwargs for node, kwargs in made if home[kwargs["made"].value] != home[node]}
+    makers = {node: cast(Made, made) for node in home if (made := node.kwargs.get("made")) is not None}
+    apart = {node: node.kwargs for node, made in makers.items() if home[cast(Node, made.value)] != home[node]}
     for node, kwargs in apart.items():
         node.kwargs = {**kwargs, "made": None}
     try:
