@@ -124,7 +124,7 @@ def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> No
 
 
 EXTRAS = {
-    "train": ("accelerate", "filelock", "sklearn", "torchmetrics"),
+    "train": ("accelerate", "filelock", "sklearn"),
     "draw": ("graphviz",),
     "report": ("altair", "jinja2", "vl_convert"),
     "lightning": ("lightning",),

@@ -98,6 +98,16 @@ def test_bad_input_gets_one_message_and_exit_code_2(
     assert message in errors and "Traceback" not in errors
 
 
+@pytest.mark.parametrize("every", ["0", "-2"])
+def test_a_distance_of_watched_steps_below_1_is_refused_before_there_is_a_run(
+    every: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", *QUICK, "--epochs", "1", "--out", str(out), "--watch", every]) == 2
+    assert f"--watch {every} is not a number of batches: write --watch 100" in capsys.readouterr().err
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("flags", [["--method", "fractran"], ["--set", "gate.hiden=3"], ["--targets", "30"]])
 def test_debug_raises_what_was_wrong(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(FracTrainError):
@@ -238,6 +248,20 @@ def test_plan_and_inspect_agree_on_the_models_own_sizes(tmp_path: Path, capsys: 
     assert "Nx8x" in drawn.read_text(encoding="utf-8")
     with pytest.raises(ModelError):
         main(["plan", "timm:resnet10tt", "--debug"])
+
+
+def test_a_plan_is_for_the_data_that_a_command_names_wherever_it_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def macs(*flags: str) -> int:
+        assert main(["plan", "timm:resnet10t", "--json", *flags]) == 0
+        return int(json.loads(capsys.readouterr().out)["macs"])
+
+    for name, text in {"data": "data: digits", "method": "method: fractrain"}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    named = [("--data", "digits"), ("--set", "data=digits"), ("--config", str(tmp_path / "data.yaml"))]
+    (small,) = {macs(*flags) for flags in named}
+    assert macs("--config", str(tmp_path / "method.yaml")) == macs() > 10 * small
 
 
 def test_the_zoo_lists_its_models(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,6 @@ def use_lightning(_: Path) -> None:
     [
         ("accelerate", train),
         ("filelock", train),
-        ("torchmetrics", train),
         ("sklearn", train),
         ("sklearn", lambda _: load_dataset("digits")),
         ("graphviz", draw_model),
@@ -66,9 +65,9 @@ def test_a_missing_package_is_named_with_what_installs_it(
 
 
 def test_all_missing_packages_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("accelerate", "torchmetrics"):
+    for package in ("accelerate", "sklearn"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackageError, match="training needs accelerate and torchmetrics: pip install"):
+    with pytest.raises(MissingPackageError, match="training needs accelerate and scikit-learn: pip install"):
         train(tmp_path)
 
 
@@ -137,5 +136,5 @@ def test_rewriting_and_the_command_line_need_none_of_them(tmp_path: Path) -> Non
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    told = "fractrain train: training needs accelerate and scikit-learn and torchmetrics: pip install"
+    told = "fractrain train: training needs accelerate and scikit-learn: pip install"
     assert told in done.stderr and list(tmp_path.iterdir()) == []

@@ -34,7 +34,8 @@ def beside_static(groups: Sequence[Group], task: str, epochs: int, title: str) -
             continue
         seeds = "one seed" if len(group.records) == 1 else f"{len(group.records)} seeds"
         words = distance_words(far, group.records[0]["metric"])
-        lines.append(f"- **{method}** ends {words} for {cost_share(group, base)} of its cost ({seeds}).")
+        named = f"**{method}**" + (f" (`{setting}`)" if setting != "default" else "")
+        lines.append(f"- {named} ends {words} for {cost_share(group, base)} of its cost ({seeds}).")
     return f"{lines[0]}\n\n" + "\n".join(lines[1:]) if len(lines) > 1 else ""
 
 

@@ -8,6 +8,7 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.record import Recording, record
 from fractrain_fx.capture.recording.cleanup import changes_operands
 from fractrain_fx.capture.recording.constants import WRITTEN, TensorWrite
+from fractrain_fx.capture.recording.memory import memory_in, put_first
 from fractrain_fx.capture.recording.writer import ORDER
 from fractrain_fx.capture.sizes.guards import Guard, InputValues
 from fractrain_fx.capture.surroundings import Surroundings
@@ -30,6 +31,8 @@ __all__ = [
     "call_of",
     "changes_operands",
     "forms_of",
+    "memory_in",
+    "put_first",
     "record",
     "resize_batch",
     "shapes_of",

@@ -110,6 +110,10 @@ def _run(arguments: dict[str, Any]) -> int:
     if arguments["set"] == ["help"]:
         print(settings_text())
         return 0
+    if arguments["watch"] is not None and arguments["watch"] < 1:
+        raise ConfigError(
+            f"--watch {arguments['watch']} is not a number of batches: write --watch 100, or leave it out"
+        )
     console = new_console()
     out: Path | None = None
     try:
@@ -180,11 +184,11 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> None:
 
 def _built(arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     """The model that the flags name, with the keywords of ``plan`` and ``fractrainify``."""
-    from fractrain_fx.training.flags import settings_of
+    from fractrain_fx.training.flags import names_data, settings_of
     from fractrain_fx.training.run import build
 
     settings = settings_of(arguments)
-    built = build(settings, own_sizes=arguments["data"] is None and arguments["config"] is None)
+    built = build(settings, own_sizes=not names_data(arguments))
     args, kwargs = built.examples()
     return built.model, {"config": settings.frac, "example_inputs": args, "example_kwargs": kwargs}
 

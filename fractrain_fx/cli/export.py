@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.errors import ConfigError, FracTrainError
 
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
@@ -37,23 +37,29 @@ def export(arguments: dict[str, Any]) -> None:
 
 
 def deployment(run: Path, model: FracModel) -> str:
-    """The line that names how a run is deployed at its precision; empty for a float model."""
-    from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
-
+    """The line that names how a run is deployed at its precision, or why no file holds it; empty for a float model."""
     config = model.frac_config
-    if config.method == "float":
+    if config.method == "float" or model._state.sharding is not None:  # the export reads whole weights
         return ""
-    if config.format == "affine":
-        to = "onnx" if config.affine.ranges == "tensor" else None
-    elif config.format in ("fp8", "mx", "nvfp4"):
-        convolves = any(op.kind.startswith("conv") and op.precision.rounds for op in model.ops)
-        to = "compressed-tensors" if is_hugging_face(model._state.original) else None if convolves else "torchao"
-    else:
-        to = None
-    if to is None:
-        return "no exported file holds this precision: model.deployed() computes it here"
-    fixed = " --commonest" if config.gated else ""  # no file holds choices by input
-    return f"deploy it at this precision: fractrain export {run} --to {to}{fixed}"
+    reason = ""
+    for to in ("onnx",) if config.format == "affine" else ("compressed-tensors", "torchao"):
+        try:
+            _require_exportable(model, to)
+        except FracTrainError as error:
+            reason = str(error)
+            continue
+        fixed = " --commonest" if config.gated else ""  # no file holds choices by input
+        return f"deploy it at this precision: fractrain export {run} --to {to}{fixed}"
+    return f"no exported file holds this precision, and model.deployed() computes it here: {reason}"
+
+
+def _require_exportable(model: FracModel, to: str) -> None:
+    """Check that a format holds the precision of a trained model, with gates in each of their options that compute."""
+    recording, config = model._state.recording, model.frac_config
+    options = [number for number, option in enumerate(config.gate_options) if not option.skips]
+    blocks = [block.name for block in model.blocks]
+    for fixed in [dict.fromkeys(blocks, number) for number in options] if config.gated else [None]:
+        model._request(to, fixed, [recording.args or recording.kwargs])
 
 
 def _model_in(run: Path, name: str | None) -> tuple[FracModel, BuiltModel | None]:

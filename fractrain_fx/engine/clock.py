@@ -60,13 +60,11 @@ class RunClock:
         """Tokens so far over all processes, if windows are of tokens."""
         self._batches = self._open = 0
         self._window = EpochMeter()
-        self._device = torch.device("cpu")
 
-    def add(self, loss: Tensor, samples: int, cost_term: Tensor | None = None) -> None:
-        """Add a batch to the open window: its mean task loss, its samples, and the cost term if any."""
+    def add(self, loss: Tensor, samples: int, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
+        """Add a batch to the open window, as :meth:`EpochMeter.add`."""
         if self.every is not None:
-            self._device = loss.device
-            self._window.add(loss, None, samples, cost_term)
+            self._window.add(loss, None, samples, cost_term, labels)
 
     def close_window(self) -> EpochSums:
         """The mean loss and cost term of the window that ends, over all processes; a collective."""
@@ -97,6 +95,10 @@ class RunClock:
                 )
             self._open += tokens
 
+    def abandon_step(self) -> None:
+        """Forget the batches of an optimizer step that did not end."""
+        self._batches = self._open = 0
+
     def end_step(self) -> bool:
         """Close the optimizer step; returns whether a window ends with it. With tokens it is a collective.
 
@@ -112,7 +114,7 @@ class RunClock:
         before = self._position
         self.steps += 1
         if isinstance(self.every, Tokens):
-            self.tokens += int(sum_over_ranks(torch.tensor(self._open, device=self._device)))
+            self.tokens += int(sum_over_ranks(torch.tensor(self._open)))
         self._batches = self._open = 0
         if self._position - before > self.every.number:
             raise ConfigError(
@@ -136,7 +138,7 @@ class RunClock:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave."""
         self.steps, self.tokens = int(state["steps"]), int(state["tokens"])
-        self._batches = self._open = 0
+        self.abandon_step()
         self._window = EpochMeter()
         if "window" in state:
             self._window.load_state_dict(state["window"])

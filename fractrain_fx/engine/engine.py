@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +16,12 @@ from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.course import Course, Run, Staged
 from fractrain_fx.engine.distributed import mean_over_ranks
 from fractrain_fx.engine.ledger import Ledger
-from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
+from fractrain_fx.engine.meter import EpochSums, refuse_bad_step, require_finite
 from fractrain_fx.engine.schedules import LoopLength, StageSchedule
 from fractrain_fx.engine.steered import SteeredModel
 from fractrain_fx.engine.watch import LoopWatch
-from fractrain_fx.errors import NonFiniteLossError, RunError
+from fractrain_fx.errors import RunError
+from fractrain_fx.nn.cost import Forward
 
 __all__ = ["Engine", "StageChange"]
 
@@ -106,8 +106,12 @@ class Engine(Staged):
         mean: Float[Tensor, ""] | None = None,
         weight: float | None = None,
         tokens: int | None = None,
+        labels: Float[Tensor, ""] | None = None,
     ) -> Float[Tensor, ""]:
         """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term if there are gates.
+
+        The batch is that of the model's last forward with gradients in training mode: what a teacher or an evaluation
+        ran since then does not count.
 
         Args:
             task_loss: the loss that the loop minimises.
@@ -115,28 +119,31 @@ class Engine(Staged):
             weight: the number by which the loop still divides the loss before gradients are added up; ``accumulate``
                 by default, 1 if ``task_loss`` is already the batch's share of the step's loss.
             tokens: tokens of the batch in this process; by default the size of the model's matrix of tokens.
+            labels: the number of labels that the mean loss is over, by which ledger and indicator then weigh it (0
+                labels, whose mean is NaN, weigh nothing); by default they weigh by samples.
 
         Raises:
             InputError: the loss is not one number, another argument does not fit, or the model has not run yet.
             RunError: the schedule has ``every``, and :meth:`end_step` was not called after the last step.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
-        task_loss = told.check_batch(task_loss, mean, weight, tokens)
+        task_loss = told.check_batch(task_loss, mean, weight, tokens, labels)
         if self._paused:
             return task_loss
-        cost, samples = self.model.cost, self.model.batch
+        ran = self.model.count_forward()
+        cost = ran.cost
         self._watch.batch(cost.cp)
         self._course.begin()
-        self._clock.batch(self.model.tokens if tokens is None else tokens, self.accumulate)
+        self._clock.batch(ran.tokens if tokens is None else tokens, self.accumulate)
         divisor = self.accumulate if weight is None else weight
         seen = task_loss if mean is None else mean.reshape(())
         if not self.model.frac_config.gated:
-            self._note(seen)
+            self._note(seen, ran, labels=labels)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
         blocks = len(cost.choice) / self.model.gated_share  # ops that follow the stage weigh like blocks of mean size
-        term = self._controller.term(cost.cp, steered.target_of(self.level), samples, blocks, weight)
-        self._note(seen, self.accumulate / divisor * term)  # the share of the step's cost term, as a mean
+        term = self._controller.term(cost.cp, steered.target_of(self.level), ran.batch, blocks, weight)
+        self._note(seen, ran, self.accumulate / divisor * term, labels)  # the share of the step's cost term, as a mean
         self._watch.hand_out(term, cost_term=True, weight=weight)
         return task_loss + term
 
@@ -153,8 +160,14 @@ class Engine(Staged):
             self._paused = False
 
     def start_step(self) -> None:
-        """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches."""
+        """Begin an optimizer step in loops whose steps vary in batches; those of a step without end belong to none."""
         self._controller.start_step()
+        self._clock.abandon_step()
+
+    def abandon_step(self) -> None:
+        """Forget an optimizer step that an exception ended; trainers call this before training begins again."""
+        self.start_step()
+        self._watch.take_unpaid()
 
     def end_step(self) -> StageChange | None:
         """Close an optimizer step; with a clock of steps or tokens, move to the next stage if the schedule says so.
@@ -174,11 +187,10 @@ class Engine(Staged):
         if not self._clock.end_step():
             return None
         sums = self._clock.close_window()
-        self.check_finite()
-        if not sums.samples:
+        if not sums.weight:
             return None
-        epoch = len(self.ledger.rows) + 1
-        return self._move_to(self._course.plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
+        loss = self._finite_loss(sums, "since the schedule was last asked")
+        return self._move_to(self._course.plan.schedule.update(loss), len(self.ledger.rows) + 1)
 
     def require_backward(self, culprit: str) -> None:
         """Check that backward has reached every cost term handed out so far.
@@ -193,12 +205,10 @@ class Engine(Staged):
 
     def check_finite(self) -> None:
         """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
-        refuse_bad_step(self.ledger.bad_step(), len(self.ledger.rows) + 1, self.steps, self.model)
+        refuse_bad_step(self.ledger.bad_step(), f"of epoch {len(self.ledger.rows) + 1}", self.model)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
-        """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
-
-        The schedule does not see an epoch whose batches were all empty.
+        """Close the epoch; move on if the schedule, which sees no epoch of empty batches, says so and is asked now.
 
         Args:
             mean_loss: the loss for the schedule; by default the mean task loss over the epoch's steps, plus the cost
@@ -221,20 +231,18 @@ class Engine(Staged):
         given = told.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
-        batches = self.steps
         sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
         self._controller.start_step()
         self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
         epoch = len(self.ledger.rows)
-        refuse_bad_step(sums.bad_step, epoch, batches, self.model)
-        if not sums.samples:
+        if not sums.weight:
             return None
-        loss = self._finite_loss(sums, epoch)
+        loss = self._finite_loss(sums, f"of epoch {epoch}")
         if self._clock.every is not None:
             return None
-        seen = loss if given is None else mean_over_ranks(given, self.model.cost.cp.device)
+        seen = loss if given is None else mean_over_ranks(given)
         told.refuse_mean(seen, epoch)
         return self._move_to(self._course.plan.schedule.update(seen), epoch)
 
@@ -243,38 +251,41 @@ class Engine(Staged):
 
         Unless an epoch, and the stretch that ``every`` counts, have just ended, all processes must call this together.
         """
-        state = {
+        return {
             "stage": self.stage,
             "schedule": self._course.plan.schedule.state_dict(),
             "ledger": self.ledger.to_dict(),
             "controller": self._controller.state_dict(),
             "clock": self._clock.state_dict(),
+            **self.ledger.open_dict(),
         }
-        return state | self.ledger.open_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
+
+        The step that is open is forgotten. A state that is refused changes nothing.
 
         Raises:
             RunError: the state is no state of an engine, or belongs to a run with more stages or another schedule.
         """
         told.refuse_state(state, len(self.levels))
-        told.load_schedule(self._course.plan.schedule, state["schedule"])
-        self.ledger.load_dict(state["ledger"])
-        self._controller.load_state_dict(state["controller"])
-        self._clock.load_state_dict(state["clock"])
-        self.ledger.load_open_dict(state)
-        self._course.stage = int(state["stage"])
-        steered.apply_level(self.model, self.level)
+        with self._course.unchanged_on_error(self.ledger, self._controller, self._clock):
+            told.load_schedule(self._course.plan.schedule, state["schedule"])
+            self.ledger.load_dict(state["ledger"])
+            self._controller.load_state_dict(state["controller"])
+            self._clock.load_state_dict(state["clock"])
+            self.ledger.load_open_dict(state)
+            self._course.stage = int(state["stage"])
+            steered.apply_level(self.model, self.level)
+        self._watch.take_unpaid()
 
-    def _note(self, loss: Tensor, cost_term: Tensor | None = None) -> None:
-        self.ledger.add(loss, self.model.cost, self.model.batch, cost_term)
-        self._clock.add(loss, self.model.batch, cost_term)
+    def _note(self, loss: Tensor, ran: Forward, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
+        self.ledger.add(loss, ran.cost, ran.batch, cost_term, labels)
+        self._clock.add(loss, ran.batch, cost_term, labels)
 
-    def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
+    def _finite_loss(self, sums: EpochSums, stretch: str) -> float:
         """The loss that the schedule sees."""
-        if not math.isfinite(sums.loss):  # this process had finite losses, but all must stop together
-            raise NonFiniteLossError(f"a task loss of epoch {epoch} was NaN or infinite in another process")
+        require_finite(sums, stretch, self.model)
         return sums.loss + sums.cost_term if self.model.frac_config.schedule.by_total_loss else sums.loss
 
     def _move_to(self, stage: int, epoch: int) -> StageChange | None:

@@ -42,10 +42,12 @@ class Ledger:
         self._parts = list(parts)
         self._meter = EpochMeter(batches)
 
-    def add(self, loss: Tensor, cost: Cost, samples: int, cost_term: Tensor | None = None) -> None:
+    def add(
+        self, loss: Tensor, cost: Cost, samples: int, cost_term: Tensor | None = None, labels: Tensor | None = None
+    ) -> None:
         """Take a batch, as :meth:`EpochMeter.add`."""
         self.batches += 1
-        self._meter.add(loss, cost, samples, cost_term)
+        self._meter.add(loss, cost, samples, cost_term, labels)
 
     def bad_step(self) -> int:
         """As :meth:`EpochMeter.bad_step`, of the part that is open."""

@@ -15,7 +15,7 @@ from fractrain_fx.engine.distributed import is_first, sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, next_sentence
 from fractrain_fx.nn.cost import Cost
 
-__all__ = ["EpochMeter", "EpochSums", "refuse_bad_step"]
+__all__ = ["EpochMeter", "EpochSums", "refuse_bad_step", "require_finite"]
 
 _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
 
@@ -25,15 +25,17 @@ class EpochSums:
     """Means over the samples of an epoch, over all processes.
 
     Attributes:
-        loss: mean task loss; NaN or infinite if that of a step was; NaN if no step had a sample.
+        loss: mean task loss, over labels where the loop counts them; NaN or infinite if that of a step was.
+        weight: samples, or labels, that ``loss`` is the mean over; 0 if there is no loss, which is then NaN.
         cost_term: mean of the cost term.
         shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1; empty if no step had a cost.
         options: for each block, the share of samples that chose each option.
         samples: samples seen.
-        bad_step: the first step, counted from 1, whose loss was not finite; 0 for none.
+        bad_step: the first step of this process, counted from 1, whose loss was not finite; 0 for none.
     """
 
     loss: float
+    weight: float
     cost_term: float
     shares: dict[str, float]
     options: dict[str, tuple[float, ...]]
@@ -57,18 +59,28 @@ class EpochMeter:
         self._widths: dict[str, int] = {}
 
     def add(
-        self, loss: Float[Tensor, ""], cost: Cost | None, samples: int, cost_term: Float[Tensor, ""] | None = None
+        self,
+        loss: Float[Tensor, ""],
+        cost: Cost | None,
+        samples: int,
+        cost_term: Float[Tensor, ""] | None = None,
+        labels: Float[Tensor, ""] | None = None,
     ) -> None:
         """Take one step: its mean task loss, its cost, the number of samples, and the cost term if any.
 
-        Either all steps have a cost, or none: then there are no shares and no options.
+        Either all steps have a cost, or none: then there are no shares and no options. The loss weighs by ``labels``,
+        the number that it is the mean over, or by the samples if they are not given.
         """
         self.steps += 1
         loss = loss.detach()
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
         added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
         shares = [] if cost is None else [getattr(cost, name).detach() for name in _SHARES]
-        values = [loss, added, *shares, torch.ones_like(loss)]
+        one = weight = torch.ones_like(loss)
+        if labels is not None:
+            weight = labels.reshape(()).to(loss.device, dtype) / max(samples, 1)
+            loss = torch.where(weight > 0, weight * loss, 0)  # the mean loss of no labels is NaN
+        values = [loss, added, *shares, one, weight]
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
         sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
@@ -78,7 +90,7 @@ class EpochMeter:
             bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         )
         if cost is not None and cost.choice:
-            chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0).to(dtype)
+            chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0, dtype=dtype)
             self._choices = chosen if self._choices is None else self._choices.to(chosen) + chosen
             self._widths = {block: choice.shape[1] for block, choice in cost.choice.items()}
 
@@ -117,7 +129,7 @@ class EpochMeter:
         if self._sums is None:
             raise ValueError("an epoch without steps has no means")
         bad_step = self.bad_step()
-        loss, cost_term, *shares, samples = sum_over_ranks(self._sums.clone()).tolist()
+        loss, cost_term, *shares, samples, weight = sum_over_ranks(self._sums.clone()).tolist()
         divisor = samples or 1  # steps without samples cost nothing
         options: dict[str, tuple[float, ...]] = {}
         if self._choices is not None:
@@ -125,7 +137,8 @@ class EpochMeter:
             split = counts.split(list(self._widths.values()))
             options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
         return EpochSums(
-            loss=loss / samples if samples else math.nan,
+            loss=loss / weight if weight else math.nan,
+            weight=weight,
             cost_term=cost_term / divisor,
             shares={name: value / divisor for name, value in zip(_SHARES, shares, strict=False)},
             options=options,
@@ -134,13 +147,12 @@ class EpochMeter:
         )
 
 
-def refuse_bad_step(step: int, epoch: int, steps: int, model: Any = None) -> None:
-    """Refuse an epoch with a loss that is not finite.
+def refuse_bad_step(step: int, stretch: str, model: Any = None) -> None:
+    """Refuse a stretch of steps with a loss that is not finite.
 
     Args:
         step: the first step with such a loss, counted from 1; 0 if there is none.
-        epoch: the epoch.
-        steps: its steps so far.
+        stretch: the steps in words, such as ``of epoch 3``.
         model: if it is watched, the message names the op that was first out.
 
     Raises:
@@ -148,10 +160,16 @@ def refuse_bad_step(step: int, epoch: int, steps: int, model: Any = None) -> Non
     """
     if step:
         raise NonFiniteLossError(
-            f"the task loss of step {step} of epoch {epoch} (of {steps} steps so far) was NaN or infinite: the stage "
-            "stays. Go back to the last checkpoint and lower the learning rate, or check this batch's data"
-            + _seen(model)
+            f"the task loss of step {step} {stretch} was NaN or infinite: the stage stays. Go back to the last "
+            "checkpoint and lower the learning rate, or check this batch's data" + _seen(model)
         )
+
+
+def require_finite(sums: EpochSums, stretch: str, model: Any) -> None:
+    """Refuse a mean loss that is not finite, as :func:`refuse_bad_step`; all processes do, whichever had the loss."""
+    if not math.isfinite(sums.loss):
+        refuse_bad_step(sums.bad_step, stretch, model)
+        raise NonFiniteLossError(f"a task loss {stretch} was NaN or infinite in another process")
 
 
 def _seen(model: Any) -> str:

@@ -10,7 +10,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.engine.schedules import Level
 from fractrain_fx.errors import ConfigError, InputError
-from fractrain_fx.nn.cost import Cost
+from fractrain_fx.nn.cost import Forward
 
 if TYPE_CHECKING:
     from fractrain_fx.engine.course import Run
@@ -35,20 +35,17 @@ _TARGET = re.compile(r"cp (\S+) %")
 class SteeredModel(Protocol):
     """The interface of a model that the engine needs; ``FracModel`` has it.
 
-    ``cost``, ``batch`` (samples) and ``tokens`` are those of the last forward; ``targets`` are in per cent, one for
-    each stage; ``uncounted`` is the number of contractions that no formula counts. ``trained_share`` (0..1) is the
-    share of the full-precision cost that remains with frozen parameters; ``gated_share`` the share of cp that is of
-    gated ops.
+    ``training_forward`` is the last forward that trains, whatever ran after it; once ``count_forward`` has given it to
+    its loss, the last forward. ``targets`` are in per cent, one for each stage; ``uncounted`` is the number of
+    contractions that no formula counts. ``trained_share`` (0..1) is the share of the full-precision cost that remains
+    with frozen parameters; ``gated_share`` the share of cp that is of gated ops.
     """
 
     @property
     def frac_config(self) -> FracConfig: ...
     @property
-    def cost(self) -> Cost: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def tokens(self) -> int | None: ...
+    def training_forward(self) -> Forward: ...
+    def count_forward(self) -> Forward: ...
     @property
     def macs(self) -> int: ...
     @property

@@ -137,12 +137,12 @@ def refuse_mean(loss: float, epoch: int) -> None:
         )
 
 
-def check_batch(loss: Any, mean: Any, weight: Any, tokens: Any) -> Tensor:
+def check_batch(loss: Any, mean: Any, weight: Any, tokens: Any, labels: Any) -> Tensor:
     """Check the arguments of ``Engine.loss``; returns the loss without dimensions.
 
     Raises:
         InputError: ``loss`` is not a tensor of one number, ``mean`` is not one either, ``weight`` is not a finite
-            number above 0, or ``tokens`` is not a whole number from 0 on.
+            number above 0, ``tokens`` is not a whole number from 0 on, or ``labels`` is not a tensor of one number.
     """
     if not isinstance(loss, Tensor):
         raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(loss).__name__}")
@@ -157,6 +157,10 @@ def check_batch(loss: Any, mean: Any, weight: Any, tokens: Any) -> Tensor:
         )
     if tokens is not None and not (_is_a(Integral, tokens) and tokens >= 0):
         raise InputError(f"engine.loss got tokens={_shown(tokens)}: pass the number of tokens of the batch, as an int")
+    if labels is not None and not (isinstance(labels, Tensor) and labels.numel() == 1):
+        raise InputError(
+            f"engine.loss got labels={_shown(labels)}: pass the labels' number in the batch, as a tensor of one number"
+        )
     if loss.numel() != 1:
         raise InputError(
             f"engine.loss needs one number, got a tensor of shape {tuple(loss.shape)}: "

@@ -17,11 +17,11 @@ from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.nn.hooks import is_hooked
 
-__all__ = ["Made", "Maker", "ModuleMaker", "Recipe", "keeps_its_input"]
+__all__ = ["Made", "Maker", "ModuleMaker", "Recipe", "can_run_again"]
 
 _KEEP_THEIR_INPUT = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.GELU)
 
-# Packages whose subclasses compute what the class of torch does; another subclass may draw random numbers.
+# Packages whose subclasses without submodules compute nothing random; other subclasses may draw random numbers.
 _PACKAGES = ("torch", "timm")
 
 _latest = Latest()
@@ -58,8 +58,8 @@ class Maker(Protocol):
 class ModuleMaker:
     """A norm or an activation function of the model.
 
-    Autograd has to keep an operand if it lies in memory of its own, if no gradient flows through the module, so that
-    nothing keeps its input, or if the module has hooks.
+    Autograd has to keep an operand if it lies in memory of its own, if the output was written into, if no gradient
+    flows through the module, so that nothing keeps its input, or if the module has hooks.
 
     Args:
         original: finds the module.
@@ -74,7 +74,7 @@ class ModuleMaker:
 
     def recipe_of(self, operand: Tensor, made: Made) -> tuple[Recipe, Sequence[Tensor | None]] | None:
         module, (source, value) = self.original.find(), made
-        if not value.requires_grad or is_hooked(module):
+        if not value.requires_grad or value._version or is_hooked(module) or not can_run_again(module):
             return None
         if _viewed(operand) is not _viewed(value):
             return None
@@ -106,6 +106,11 @@ class _ModuleRecipe(NamedTuple):
         return found
 
 
-def keeps_its_input(module: nn.Module | None) -> bool:
-    """Whether a module keeps its input for backward, and would compute the same from it again, in one or two passes."""
-    return isinstance(module, _KEEP_THEIR_INPUT) and type(module).__module__.split(".")[0] in _PACKAGES
+def can_run_again(module: nn.Module | None) -> bool:
+    """Whether a module keeps its input for backward, and would compute the same from it again, in one or two passes.
+
+    A norm that holds an activation function or dropout, as timm's ``GroupNormAct`` does, may compute something else.
+    """
+    if not isinstance(module, _KEEP_THEIR_INPUT) or type(module).__module__.split(".")[0] not in _PACKAGES:
+        return False
+    return all(type(child) is nn.Identity for child in module.children())

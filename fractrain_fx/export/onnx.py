@@ -49,6 +49,12 @@ def check(request: Request) -> None:
                 f"{op.name} has {factor.bits} bits, and QuantizeLinear is written with 2 to {_MOST_BITS} here: pin it "
                 f"to 8 bits or to float (Pin({op.name!r}, ...)), or export another stage"
             )
+        if factor.value is not None and factor.value.dtype != torch.float32:
+            raise ExportError(
+                f"{op.name} computes in {str(factor.value.dtype).removeprefix('torch.')}, and QuantizeLinear is "
+                "written in float32 here: train weights in float32, as mixed precision does, or leave it float with "
+                f"Pin({op.name!r}, format='float')"
+            )
         if factor.weight and factor.value is None:
             raise ExportError(
                 f"the weight of {op.name} is computed in the graph (a transposed or stacked parameter), so it has no "
@@ -75,7 +81,7 @@ def write(folder: Path, request: Request) -> Sequence[str]:
     graph = frozen_graph(request.original, request.recording.eval, request.ops, _module_of, request.skipped)
     if request.options.get("fold_batch_norm", False):
         fold_batch_norms(graph)
-    inputs = tuple(request.recording.inputs)
+    inputs = tuple(request.recording.present(request.recording.inputs))
     names = list(request.recording.call.placeholders)
     shapes = tuple(_dynamic(x) if request.options.get("dynamic", True) else None for x in inputs)
     try:

@@ -57,6 +57,11 @@ def check(request: Request) -> None:
             if not each.is_rounded:
                 raise ExportError(f"{op.name} rounds one factor only: {_WAY_OUT.format(name=op.name)}")
             require_held(op, each, "torchao", _WAY_OUT.format(name=op.name))
+        if weight.value is not None and weight.value.dtype == torch.float64:
+            raise ExportError(
+                f"{op.name} computes in float64, which torchao's tensor classes do not: train weights in float32, or "
+                f"{_WAY_OUT.format(name=op.name)}"
+            )
 
 
 @torch.no_grad()
@@ -81,7 +86,8 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
     """
     model = copy.deepcopy(request.original).eval()
     model.load_state_dict(state, assign=True)
-    latest = [""]
+    recording, latest = request.recording, [""]
+    args, kwargs = recording.present((recording.args, dict(recording.kwargs)))
 
     def enter(path: str) -> Callable[..., None]:
         return lambda *_: latest.__setitem__(0, path)
@@ -89,7 +95,7 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
     for path in found:
         model.get_submodule(path).register_forward_pre_hook(enter(path))
     try:
-        model(*request.recording.args, **request.recording.kwargs)
+        model(*args, **kwargs)
     except Exception as error:  # an assertion, or whatever a kernel raises
         raise ExportError(
             f"{latest[0]} cannot be multiplied by torchao's {type(state[f'{latest[0]}.weight']).__name__} "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from fractrain_fx.model import FracModel
 from fractrain_fx.model.saved.folder import save
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["face_of", "frac_model_of", "share_of"]
+__all__ = ["Labels", "face_of", "frac_model_of", "labels_of"]
 
 # What the original's class does not have, taken from the rewritten model: ``trainer.model.ops``.
 _SHOWN = ("ops", "blocks", "macs", "cost", "stage", "targets", "frac_config", "kernels", "param_groups", "restore")
@@ -56,10 +56,13 @@ class _Face:
         loss = _loss_of(output)
         if loss is None:
             return output
-        share = share_of(model._state.original, kwargs, num_items_in_batch)
-        scaled = loss if share is None else loss * share
+        labels = labels_of(model._state.original, kwargs, num_items_in_batch)
+        mean = scaled = loss
+        if labels is not None:
+            mean = torch.where(labels.number > 0, loss, 0)  # the mean over no labels is NaN, and NaN times 0 is too
+            scaled = mean * labels.share
         if model.training and self.__dict__["_add_cost"] is not None:
-            scaled = self.__dict__["_add_cost"](scaled, loss, share is not None)
+            scaled = self.__dict__["_add_cost"](scaled, mean, labels)
         return output if scaled is loss else _with_loss(output, scaled)
 
     def __getattr__(self, name: str) -> Any:
@@ -120,13 +123,13 @@ class _Face:
     is_gradient_checkpointing = is_activation_checkpointing
 
 
-def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor] | None = None) -> nn.Module:
+def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, Labels | None], Tensor] | None = None) -> nn.Module:
     """The model to pass to ``Trainer``; it has the parameters, names and checkpoints of ``model``.
 
     Args:
         model: a rewritten model.
-        add_cost: called in training with the loss, the batch's mean loss and whether the loss already is the batch's
-            share of the step's loss; returns the loss with the cost term.
+        add_cost: called in training with the loss, the batch's mean loss and, if the loss already is the batch's share
+            of the step's loss, the batch's labels; returns the loss with the cost term.
     """
     original = model._state.original
     kind = type(original)
@@ -145,14 +148,22 @@ def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor]
     return face
 
 
-def share_of(original: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Tensor | None:
-    """Labels of a batch as a share of the optimizer step's, counted as Trainer does; ``None`` if it did not count."""
+class Labels(NamedTuple):
+    """Labels of a batch: their number, and their share 0..1 of those of the optimizer step."""
+
+    number: Tensor
+    share: Tensor
+
+
+def labels_of(original: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Labels | None:
+    """The labels of a batch, counted as Trainer does; ``None`` if it did not count those of the step."""
     labels = inputs.get("shift_labels", inputs.get("labels"))
     if num_items_in_batch is None or not isinstance(labels, Tensor):
         return None
     if "shift_labels" not in inputs and _shifts(original):
         labels = labels[..., 1:]
-    return labels.ne(-100).sum() / torch.as_tensor(num_items_in_batch, device=labels.device).clamp(min=1)
+    number = labels.ne(-100).sum()
+    return Labels(number, number / torch.as_tensor(num_items_in_batch, device=number.device).clamp(min=1))
 
 
 def _shifts(original: nn.Module) -> bool:

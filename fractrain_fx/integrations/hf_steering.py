@@ -17,7 +17,7 @@ from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
 from fractrain_fx.integrations.length import check_stage_steps, engine_for, tell_length, waits_for_length
 from fractrain_fx.model import FracModel
 
-__all__ = ["Steering", "refuse_fsdp"]
+__all__ = ["Steering", "kept_values", "refuse_fsdp"]
 
 _OF_SPEED = ("_time", "_runtime", "_per_second")  # how names of metrics end that say nothing of the model
 _KEY = "fractrain_fx"  # key of the engine's state in trainer_state.json
@@ -34,7 +34,8 @@ def refuse_fsdp(args: TrainingArguments | None) -> None:
         raise ConfigError(
             "TrainingArguments(fsdp=...) gathers the weights of a layer when the layer is called, and a rewritten "
             "graph does not call layers: leave it out (DistributedDataParallel), or shard by segment with "
-            "fractrain_fx.distributed.fully_shard(model) in a loop of your own or fractrain train --shard"
+            "fractrain_fx.distributed.fully_shard(model) in a loop of your own or "
+            "fractrain train --set shard=true"
         )
 
 
@@ -82,18 +83,21 @@ class Steering(TrainerCallback):
             raise ConfigError(
                 "Trainer wraps the model of several processes in DistributedDataParallel, which cannot hold shards: "
                 "train a model after fractrain_fx.distributed.fully_shard in a loop of your own or with "
-                "fractrain train --shard, or leave fully_shard out"
+                "fractrain train --set shard=true, or leave fully_shard out"
             )
         self._frac_model = model
         note_steered(model)  # Trainer looks for it before training begins
         self._engine = None if waits_for_length(model) else Engine(model)
         return model
 
-    def add_cost(self, loss: Tensor, mean: Tensor, weight: float) -> Tensor:
-        """The loss with the cost term, of which the optimizer step gets one ``weight``-th."""
-        total = self.engine.loss(loss, mean=mean, weight=weight)
-        model = self.engine.model
-        self._window.add(mean, model.cost, model.batch)
+    def add_cost(self, loss: Tensor, mean: Tensor, weight: float, labels: Tensor | None = None) -> Tensor:
+        """The loss with the cost term, of which the optimizer step gets one ``weight``-th.
+
+        ``labels`` is the number of labels of the batch, if Trainer weighs losses by it.
+        """
+        total = self.engine.loss(loss, mean=mean, weight=weight, labels=labels)
+        ran = self.engine.model.training_forward
+        self._window.add(mean, ran.cost, ran.batch, labels=labels)
         self._stage, self._level = self.engine.stage, show_level(self.engine.level)
         term = (total.detach() - loss.detach()) / weight
         self._cost = term if self._cost is None else self._cost + term
@@ -107,7 +111,8 @@ class Steering(TrainerCallback):
         cost = float(sum_over_ranks(self._cost)) / world_size() / max(self._steps, 1)
         self._open_window()
         costs = {f"{name}_percent": 100 * means.shares[name] for name in ("cp", "cp_total")}
-        return {"task_loss": means.loss, "cost_loss": cost, **costs, "stage": self._stage + 1}
+        task = means.loss if means.weight else 0.0
+        return {"task_loss": task, "cost_loss": cost, **costs, "stage": self._stage + 1}
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         refuse_fsdp(args)
@@ -125,9 +130,11 @@ class Steering(TrainerCallback):
         else:
             tell_length(self._engine, **length)
         self.engine.accumulate = args.gradient_accumulation_steps
+        self.engine.abandon_step()
+        self._open_window()
         if state.global_step == 0:
             return
-        kept = _kept(state).get(_KEY)
+        kept = kept_values(state).get(_KEY)
         if kept is None or kept["step"] != state.global_step:
             raise RunError(
                 f"the checkpoint of step {state.global_step} holds no state of FracTrain (stage, ledger): it was "
@@ -160,7 +167,7 @@ class Steering(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add the state to a checkpoint that another callback asked for after this callback had looked."""
-        kept = _kept(state).get(_KEY)
+        kept = kept_values(state).get(_KEY)
         if kept is not None and kept["step"] == state.global_step:
             return
         self._take(state)
@@ -208,7 +215,7 @@ class Steering(TrainerCallback):
             self._take(state)
 
     def _take(self, state: TrainerState) -> None:
-        _kept(state)[_KEY] = {"step": state.global_step, "engine": self.engine.state_dict()}
+        kept_values(state)[_KEY] = {"step": state.global_step, "engine": self.engine.state_dict()}
 
     def _require_cost(self) -> None:
         if self.engine.steps == self._batches:
@@ -224,7 +231,7 @@ class Steering(TrainerCallback):
         self._steps = 0
 
 
-def _kept(state: TrainerState) -> dict[str, Any]:
+def kept_values(state: TrainerState) -> dict[str, Any]:
     """The values that trainer_state.json keeps of callbacks, by name; their annotation is too narrow."""
     kept: Any = state.stateful_callbacks
     return cast(dict[str, Any], kept)

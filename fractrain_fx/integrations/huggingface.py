@@ -24,12 +24,14 @@ from transformers import (
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import world_size
 from fractrain_fx.errors import ConfigError, CostTermError
-from fractrain_fx.integrations.hf_face import face_of, frac_model_of, share_of
-from fractrain_fx.integrations.hf_steering import Steering, refuse_fsdp
+from fractrain_fx.integrations.hf_face import Labels, face_of, frac_model_of, labels_of
+from fractrain_fx.integrations.hf_steering import Steering, kept_values, refuse_fsdp
 from fractrain_fx.model import FracModel
-from fractrain_fx.numerics import Watch, watch
+from fractrain_fx.numerics import Watch
 
 __all__ = ["FracTrainCallback", "FracTrainMixin", "WatchCallback"]
+
+_WATCHED = "fractrain_fx.numerics"  # key of the watch's state in trainer_state.json
 
 
 class FracTrainMixin:
@@ -92,17 +94,17 @@ class FracTrainMixin:
         """Trainer's loss plus the cost term."""
         trainer: Any = self
         original = self._steering.frac_model._state.original
-        share = share_of(original, inputs, num_items_in_batch)  # before the call, which may remove the labels
+        labels = labels_of(original, inputs, num_items_in_batch)  # before the call, which may remove them
         loss, outputs = super().compute_loss(  # type: ignore[misc]
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         if model.training:
             scaled = self._is_share(num_items_in_batch)
-            mean = loss / self._over_processes(num_items_in_batch)
-            if scaled and share is not None:
-                mean = mean / share.clamp(min=1e-12)
+            mean, number = loss / self._over_processes(num_items_in_batch), None
+            if scaled and labels is not None:
+                mean, number = mean / labels.share.clamp(min=1e-12), labels.number
             weight = 1 if scaled else trainer.current_gradient_accumulation_steps
-            loss = self._steering.add_cost(loss, mean, weight)
+            loss = self._steering.add_cost(loss, mean, weight, number)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -170,11 +172,12 @@ class FracTrainCallback(Steering):
             state.log_history[-1].update(added)
         super().on_log(args, state, control, **kwargs)
 
-    def _add_cost(self, loss: Tensor, mean: Tensor, counted: bool) -> Tensor:
-        if not counted:
+    def _add_cost(self, loss: Tensor, mean: Tensor, labels: Labels | None) -> Tensor:
+        if labels is None:
             return self.add_cost(loss, mean, self._args.gradient_accumulation_steps)
         # Trainer multiplies a counted loss, and with it the term, by the number of processes.
-        return self.add_cost(loss, mean, 1 / world_size() if self._args.average_tokens_across_devices else 1)
+        weight = 1 / world_size() if self._args.average_tokens_across_devices else 1
+        return self.add_cost(loss, mean, weight, labels.number)
 
     def _require_cost(self) -> None:
         if self.engine.steps == self._batches:
@@ -187,6 +190,8 @@ class FracTrainCallback(Steering):
 
 class WatchCallback(TrainerCallback):
     """Watches the numbers of a training, by :func:`fractrain_fx.numerics.watch`.
+
+    A resumed training continues the count of steps, and drops the lines of those that it trains again.
 
     Args:
         options: ``every``, ``as_if`` and ``out`` of ``watch``; ``out`` is Trainer's ``output_dir`` by default.
@@ -202,9 +207,16 @@ class WatchCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
+        if self.watched is not None:  # Trainer does not tell callbacks of an exception
+            self.watched.close()
+        done = kept_values(state).get(_WATCHED, {}).get("steps")
         found = frac_model_of(model)
-        self.watched = watch(found, **{"out": args.output_dir} | self._options)
+        self.watched = Watch(found, **{"out": args.output_dir} | self._options, done=done, run=state)
         self.watched.__enter__()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.watched is not None:
+            kept_values(state)[_WATCHED] = {"steps": self.watched.steps}
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.watched is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from fractrain_fx.engine import Engine
 from fractrain_fx.errors import ConfigError, CostTermError, require_packages
 from fractrain_fx.integrations.find import model_in
 from fractrain_fx.integrations.length import check_stage_steps, engine_for, tell_length
-from fractrain_fx.numerics import Watch, watch
+from fractrain_fx.numerics import Watch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,6 +23,8 @@ except ModuleNotFoundError:
     raise
 
 __all__ = ["FracTrainCallback", "WatchCallback"]
+
+_RESTORE = "fractrain_fx_restore"  # attribute of a wrapped training_step: the function that takes the wrapper off
 
 
 class FracTrainCallback(Callback):
@@ -52,7 +54,6 @@ class FracTrainCallback(Callback):
         self._state: Mapping[str, Any] | None = None
         self._epochs: int | None = None
         self._step = 0
-        self._restore: Callable[[], None] | None = None
         self._values: dict[str, Any] = {}
 
     @property
@@ -80,6 +81,7 @@ class FracTrainCallback(Callback):
             self.engine.load_state_dict(self._state)
             self._state = None
         self.engine.accumulate = trainer.accumulate_grad_batches
+        self.engine.abandon_step()
         self._step = trainer.global_step
         self._wrap(trainer, pl_module)
 
@@ -95,9 +97,10 @@ class FracTrainCallback(Callback):
         return epochs, steps if steps > 0 and module.automatic_optimization else None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._restore is not None:
-            self._restore()
-            self._restore = None
+        _unwrap(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        _unwrap(pl_module)  # Lightning calls no teardown after an exception
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if _only_measures(trainer):
@@ -115,7 +118,7 @@ class FracTrainCallback(Callback):
         if _only_measures(trainer):
             return
         if self._values:
-            pl_module.log_dict(self._values, batch_size=self.engine.model.batch)
+            pl_module.log_dict(self._values, batch_size=self.engine.model.training_forward.batch)
         stepped, self._step = trainer.global_step != self._step, trainer.global_step
         if stepped:
             self.engine.end_step()
@@ -144,6 +147,7 @@ class FracTrainCallback(Callback):
 
     def _wrap(self, trainer: Trainer, module: LightningModule) -> None:
         """Wrap ``training_step`` of this module (not of its class) so that its loss gets the cost term."""
+        _unwrap(module)
         step = module.training_step
         own = "training_step" in vars(module)
 
@@ -157,7 +161,7 @@ class FracTrainCallback(Callback):
             self._values = {}
             if not added:
                 output = self._add_cost(module, output)
-            cost = self.engine.model.cost
+            cost = self.engine.model.training_forward.cost
             costs = {"cp_percent": 100 * cost.cp.detach(), "cp_total_percent": 100 * cost.cp_total.detach()}
             self._values |= {**costs, "stage": float(self.engine.stage + 1)}
             return output
@@ -168,8 +172,8 @@ class FracTrainCallback(Callback):
             else:
                 del module.training_step
 
+        setattr(training_step, _RESTORE, restore)
         module.training_step = training_step  # type: ignore[method-assign]
-        self._restore = restore
 
     def _add_cost(self, module: LightningModule, output: Any) -> Any:
         name = type(module).__name__
@@ -189,6 +193,8 @@ class FracTrainCallback(Callback):
 class WatchCallback(Callback):
     """Watches the numbers of a training (:func:`fractrain_fx.numerics.watch`), beside ``FracTrainCallback``.
 
+    A resumed training continues the count of steps, and drops the lines of those that it trains again.
+
     Args:
         options: ``every``, ``as_if`` and ``out`` of ``watch``; ``out`` is Lightning's ``default_root_dir`` by default.
 
@@ -198,15 +204,38 @@ class WatchCallback(Callback):
 
     def __init__(self, **options: Any) -> None:
         self._options = options
+        self._done: int | None = None
         self.watched: Watch | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.watched = watch(model_in(pl_module), **{"out": trainer.default_root_dir} | self._options)
+        self._close()
+        options = {"out": trainer.default_root_dir} | self._options
+        self.watched = Watch(model_in(pl_module), **options, done=self._done, run=trainer)
+        self._done = None
         self.watched.__enter__()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.watched is None else {"steps": self.watched.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._done = state_dict["steps"]
+
+    def _close(self) -> None:
         if self.watched is not None:
             self.watched.close()
+
+
+def _unwrap(module: LightningModule | None) -> None:
+    """Take the wrapper off ``training_step``, also that of an earlier fit that could not."""
+    restore = getattr(getattr(module, "training_step", None), _RESTORE, None)
+    if restore is not None:
+        restore()
 
 
 def _only_measures(trainer: Trainer) -> bool:

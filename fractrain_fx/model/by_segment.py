@@ -82,9 +82,10 @@ class BySegment(Properties):
     _initialize_hook = True
 
     def _infer_parameters(self, module: Any, args: Any, kwargs: Any = None) -> None:
-        """Choose the recording for a call, or make one, because compiled code can neither record nor compare."""
+        """Compare, set the engine's precision, and choose or make the recording: compiled code can do none of it."""
         if torch._guards.TracingContext.try_get() is None and not torch.compiler.is_compiling():
             state = self._state
+            state.prepare(self.training)
             state.variants.choose(tuple(args), dict(kwargs or {}), self.training)
             if counts_step(state.watcher, self.training):
                 state.watcher.before_compiled()
@@ -140,7 +141,7 @@ class BySegment(Properties):
         stages = dict.fromkeys(config.precision_stages) if config.run.torchao else {now: None}
         held = [(x, x.detach().clone()) for x in self.buffers()]
         gradients = [(parameter, parameter.grad) for parameter in self.parameters()]
-        told = state.cost, state.batch, state.tokens, state.runs
+        told = state.last, state.to_count, state.waits, state.runs
         try:
             with preserved_random_state():
                 for stage in stages:
@@ -151,7 +152,7 @@ class BySegment(Properties):
                     for parameter, _ in gradients:
                         parameter.grad = None
         finally:
-            state.cost, state.batch, state.tokens, state.runs = told
+            state.last, state.to_count, state.waits, state.runs = told
             for x, before in held:
                 x.copy_(before)
             for parameter, gradient in gradients:

@@ -20,7 +20,7 @@ from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import OpBackend
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import stage_of
-from fractrain_fx.nn.cost import Cost
+from fractrain_fx.nn.cost import Cost, Forward
 from fractrain_fx.passes import Block, Op, blocks_of, ops_of
 from fractrain_fx.passes.analyse.trained import trained_share
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -157,27 +157,38 @@ class Properties(nn.Module):
     @property
     def cost(self) -> Cost:
         """Cost of the last forward, as shares (0..1) of full-precision training."""
-        self._state.follow_frozen()  # a compiled forward does not check
-        if self._state.cost is None:
-            raise InputError("no forward has run yet, so there is no cost to read: call the model on a batch first")
-        return self._state.cost
+        return self._required(self._state.last).cost
 
     @property
     def batch(self) -> int:
         """Number of samples of the last forward."""
-        if self._state.batch is None:
-            raise InputError("no forward has run yet, so there is no batch: call the model on a batch first")
-        return self._state.batch
+        return self._required(self._state.last).batch
 
     @property
     def gradient_runs(self) -> int:
-        """Number of forwards with gradients so far, without those of compiled code."""
+        """Number of training forwards with gradients so far, without those of compiled code."""
         return self._state.runs
 
     @property
     def tokens(self) -> int | None:
         """Number of tokens of the last forward, padding included; ``None`` if no input is a matrix of tokens."""
-        return self._state.tokens
+        return None if self._state.last is None else self._state.last.tokens
+
+    @property
+    def training_forward(self) -> Forward:
+        """The last forward with gradients in training mode; once a loss has counted it, the last forward."""
+        return self._required(self._state.to_count)
+
+    def count_forward(self) -> Forward:
+        """Give ``Engine.loss`` the forward of its batch, :attr:`training_forward`."""
+        self._state.waits = False
+        return self.training_forward
+
+    def _required(self, forward: Forward | None) -> Forward:
+        self._state.follow_frozen()  # a compiled forward does not check
+        if forward is None:
+            raise InputError("no forward has run yet, so there is no cost to read: call the model on a batch first")
+        return forward
 
     @property
     def targets(self) -> tuple[float, ...]:

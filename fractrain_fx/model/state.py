@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fractrain_fx.capture import RecordedModule, Recording, call_of
+from fractrain_fx.capture import RecordedModule, call_of
 from fractrain_fx.capture.circumstances.original import OriginalCheck
 from fractrain_fx.capture.source import warn
-from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.state import Snapshot, in_mode
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.formats.scratch import forget_results
@@ -22,12 +23,11 @@ from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
-from fractrain_fx.model.variant import Variant, token_count
+from fractrain_fx.model.variant import Variant, called_by, token_count
 from fractrain_fx.model.variants import Variants
 from fractrain_fx.model.watcher import Watcher, counts_step, watched_step
 from fractrain_fx.nn.bits import set_stage
-from fractrain_fx.nn.cost import Cost
-from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
+from fractrain_fx.nn.cost import Forward
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -35,12 +35,10 @@ from fractrain_fx.rewriting import Rewritten
 
 __all__ = ["ModelState"]
 
-
 _PROVISIONAL = (
     "this model is evaluated before it was trained: activations are rounded in ranges that were measured on the "
     "example inputs, and are provisional until a training step or model.calibrate(loader)"
 )
-
 
 _FLOAT = (
     "restore() gives the original model, which computes in float and skips no block, so its results differ from those "
@@ -59,11 +57,10 @@ class ModelState:
         rounding: how the model rounds, and why.
         targets: target cp of each stage in per cent, if there are gates.
         reach: the costs that the model can have, if there are gates.
-        cost: of the last forward.
-        batch: number of samples of the last forward.
-        tokens: number of tokens of the last forward, if its inputs are tokens.
+        last: the last forward.
+        to_count: the forward that the next loss counts. One that trains ``waits`` for its loss, whatever runs after it.
         results: measures of the last evaluation that a trainer made, for the model's card.
-        runs: forwards with gradients so far, without those of compiled code.
+        runs: training forwards with gradients so far, without those of compiled code.
         engine_stage: the precision to train on with, if a checkpoint of another was loaded while an engine steers.
         calibrated: whether every activation range was seen.
         measured: whether every range was seen, or measured on the example inputs.
@@ -89,9 +86,9 @@ class ModelState:
         self.passes = rewritten.chain
         self.targets = rewritten.targets
         self.reach = rewritten.reach
-        self.cost: Cost | None = None
-        self.batch: int | None = None
-        self.tokens: int | None = None
+        self.last: Forward | None = None
+        self.to_count: Forward | None = None
+        self.waits = False
         self.results: dict[str, float] = {}
         self.runs = 0
         self.engine_stage: Precision | None = None
@@ -104,7 +101,7 @@ class ModelState:
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
-        called = _called_by(original, recording)
+        called = called_by(original, recording)
         self.as_recorded = as_recorded or OriginalCheck(original, recording.train, recording.python.read, called)
         self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
 
@@ -118,6 +115,19 @@ class ModelState:
         """The shown graphs and their copies that run."""
         return [graph for variant in self.variants for graph in variant.graphs]
 
+    def prepare(self, training: bool) -> None:
+        """Follow what changed since the last call. Compiled code cannot: call it before.
+
+        Raises:
+            ModelError: modules or parameters of the original were replaced.
+        """
+        self.as_recorded.check()
+        forget_results()
+        self.reach = self._frozen.follow(self.reach, self.targets)
+        if training and self.engine_stage is not None:
+            set_stage(self.recording.train, self.engine_stage)
+            self.engine_stage = None
+
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
         """Run the copy for training or evaluation; keep its cost and return the original's output.
 
@@ -126,15 +136,10 @@ class ModelState:
             CalibrationError: the model is evaluated before its activation ranges were seen.
             ModelError: modules or parameters of the original were replaced.
         """
-        compiling = torch.compiler.is_compiling()
+        compiling, trains = torch.compiler.is_compiling(), training and torch.is_grad_enabled()
         if not compiling:
-            self.as_recorded.check()
-            forget_results()
-            self.reach = self._frozen.follow(self.reach, self.targets)
-            self.runs += torch.is_grad_enabled()
-            if training and self.engine_stage is not None:
-                set_stage(self.recording.train, self.engine_stage)
-                self.engine_stage = None
+            self.prepare(training)
+            self.runs += trains
         if not (training or self.measured):
             raise CalibrationError(
                 "this model is evaluated before its activation ranges were seen: train it for a step, "
@@ -146,17 +151,20 @@ class ModelState:
         if self.sharding is not None:
             self.sharding.require_call()
         variant, values = self.variants.choose(args, kwargs, training)
-        self.batch, self.tokens = variant.count(values), token_count(values)
+        samples, tokens = variant.count(values), token_count(values)
         graph = self._graph(variant, training)
-        if torch.compiler.is_compiling() or not counts_step(self.watcher, training):
-            output, self.cost = run_graph(graph, values, variant.recording)
+        if compiling or not counts_step(self.watcher, training):
+            output, cost = run_graph(graph, values, variant.recording)
         else:
             compiled = self.compiler is not None
             with watched_step(self.watcher, variant.running[True].current, compiled, self.checkpointing is not None):
-                output, self.cost = run_graph(graph, values, variant.recording)
-            self.watcher.note_choices(self.cost.choice)
+                output, cost = run_graph(graph, values, variant.recording)
+            self.watcher.note_choices(cost.choice)
+        self.last = Forward(cost, samples, tokens)
+        if trains or not self.waits:
+            self.to_count, self.waits = self.last, trains
         if self.sharding is not None and training:
-            self.sharding.share_buffers(self.changing_buffers)
+            self.sharding.share_buffers(self.running[True].changing_buffers)
         return output
 
     def _graph(self, variant: Variant, training: bool) -> RecordedModule:
@@ -171,16 +179,6 @@ class ModelState:
         """The wrappers of each segment in a call with or without gradients."""
         groups_of = None if self.sharding is None else self.sharding.groups_of
         return Wrapping(self.checkpointing if gradients else None, groups_of, self.compiler)
-
-    def changing_buffers(self) -> list[Tensor]:
-        """The buffers that a training step may change, in the same order on every process."""
-        found: dict[int, Tensor] = {}
-        for segment in self.running[True].segments():
-            for path in segment.stateful.modules:
-                found |= {id(x): x for x in segment.module.get_submodule(path).buffers()}
-            buffers = (segment.module.get_buffer(path) for path in segment.stateful.buffers)
-            found |= {id(x): x for x in buffers}
-        return list(found.values())
 
     def follow_frozen(self) -> None:
         """Update costs from the present ``requires_grad`` of the parameters, unless torch is compiling."""
@@ -239,32 +237,44 @@ class ModelState:
         """Measure ranges that no batch has filled on the example inputs, for evaluations before training.
 
         They stay marked as not seen, so the first batch replaces them. Nothing else changes: parts of the model keep
-        their modes, buffers and generators. Parameters without data, and shards, are not measured.
+        their modes, buffers and generators. Without data, and with shards, nothing is measured.
         """
-        if self.sharding is not None or any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        tensors = (*model.parameters(), *model.buffers(), *tensors_in(self.recording.inputs))
+        if self.sharding is not None or any(x.is_meta for x in tensors):
             return
         self.look_for_ranges()
         if self.calibrated:
             return
-        unseen = [each for each in self._ranges() if not each.seen]
+        example, unseen = self._example(model), [each for each in self._ranges() if not each.seen]
         modules = [*model.modules(), *self.graphs]
         modes = [module.training for module in modules]
-        with Snapshot(self.original).preserved():
-            for module in modules:
-                module.training = False
-            self._fill([(self.variants.first, self.recording.inputs)], unseen)
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
-        for each in unseen:
-            each.seen.fill_(False)
+        try:
+            with Snapshot(self.original).preserved():
+                for module in modules:
+                    module.training = False
+                self._fill([example], unseen)
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+            for each in unseen:
+                each.seen.fill_(False)
         self.measured = True
+
+    def _example(self, model: nn.Module) -> tuple[Variant, tuple[Any, ...]]:
+        """The recording that fits the example inputs as the model takes them now, and these."""
+        recording = self.recording
+        values: tuple[Any, ...] = recording.present(recording.inputs)
+        if recording.other_types(self.original) is None and recording.takes_types(values):
+            return self.variants.first, values
+        with in_mode(model, training=False):
+            return self.variants.choose(recording.present(recording.args), recording.present(recording.kwargs), False)
 
     def fill_ranges(self, batches: Iterable[Any]) -> int:
         """Update the activation ranges from batches that run in evaluation mode; returns the number of batches."""
         calls = map(call_of, batches)
         seen = self._fill((self.variants.choose(args, kwargs, False) for args, kwargs in calls), self._ranges())
         if self.sharding is not None:
-            self.sharding.share_buffers(self.changing_buffers)
+            self.sharding.share_buffers(self.running[True].changing_buffers)
         return seen
 
     def _fill(self, calls: Iterable[tuple[Variant, tuple[Any, ...]]], ranges: Collection[RunningRange]) -> int:
@@ -286,15 +296,3 @@ class ModelState:
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
-
-
-def _called_by(original: nn.Module, recording: Recording) -> set[str]:
-    """Paths of the modules that the graphs call, also of those that are called with rounded weights."""
-    paths = {id(module): path for path, module in original.named_modules()}
-    called = set()
-    for graph in recording.graphs:
-        for node in graph.graph.find_nodes(op="call_module"):
-            module = graph.get_submodule(str(node.target))
-            leaf = module.leaf if isinstance(module, QuantizedLeaf) else module
-            called.add(paths.get(id(leaf), str(node.target)))
-    return called

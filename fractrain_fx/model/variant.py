@@ -15,9 +15,19 @@ from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.trees import is_strided, items_of, tensors_in
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
+from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["SampleCount", "Variant", "Watched", "form_of_call", "reads_of", "share_inserted", "token_count"]
+__all__ = [
+    "SampleCount",
+    "Variant",
+    "Watched",
+    "called_by",
+    "form_of_call",
+    "reads_of",
+    "share_inserted",
+    "token_count",
+]
 
 _LONGEST = 100  # characters of a condition in a message; a longer one is computed from many sizes
 
@@ -205,6 +215,18 @@ def _steps_to(value: Any, axis: int, size: int | None) -> tuple[_Step, ...] | No
         if rest is not None:
             return (_Step(key, is_field), *rest)
     return None
+
+
+def called_by(original: nn.Module, recording: Recording) -> set[str]:
+    """Paths of the modules that the graphs call, also of those that are called with rounded weights."""
+    paths = {id(module): path for path, module in original.named_modules()}
+    called = set()
+    for graph in recording.graphs:
+        for node in graph.graph.find_nodes(op="call_module"):
+            module = graph.get_submodule(str(node.target))
+            leaf = module.leaf if isinstance(module, QuantizedLeaf) else module
+            called.add(paths.get(id(leaf), str(node.target)))
+    return called
 
 
 def token_count(values: Iterable[Any]) -> int | None:

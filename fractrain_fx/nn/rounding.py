@@ -122,6 +122,7 @@ def refuse_create_graph() -> None:
 
 # Distance between the seeds of two processes: so large that no process meets the seeds of another process's ops.
 _BETWEEN_RANKS = 0x9E3779B97F4A7C1
+_SEEDS = 1 << 64  # seeds are signed numbers of 64 bits, and sums of them wrap around
 
 
 class NoiseSeed(nn.Module):
@@ -144,4 +145,5 @@ class NoiseSeed(nn.Module):
             return self.where
         device = self.where.device if torch.compiler.is_compiling() else "cpu"
         together = dist.is_available() and dist.is_initialized()
-        return once(draw_seed(device) + (dist.get_rank() if together else 0) * _BETWEEN_RANKS)
+        apart = (dist.get_rank() if together else 0) * _BETWEEN_RANKS
+        return once(draw_seed(device) + ((apart + _SEEDS // 2) % _SEEDS - _SEEDS // 2))

@@ -15,7 +15,16 @@ from fractrain_fx.errors import RunError
 from fractrain_fx.numerics.statistics import Statistics
 from fractrain_fx.numerics.table import printed, step_table
 
-__all__ = ["FILE", "OperandRecord", "WatchedStep", "append_step", "drop_steps_after", "find_record", "read_steps"]
+__all__ = [
+    "FILE",
+    "OperandRecord",
+    "WatchedStep",
+    "append_step",
+    "drop_cut_line",
+    "drop_steps_after",
+    "find_record",
+    "read_steps",
+]
 
 FILE = "numerics.jsonl"
 
@@ -151,6 +160,13 @@ def read_steps(path: Path) -> Iterator[WatchedStep]:
                     f"line {number} of {path} is not a watched step ({type(error).__name__}: {error}): remove the "
                     "line, or restore the file from a copy"
                 ) from error
+
+
+def drop_cut_line(path: Path) -> None:
+    """Drop a last line that a killed process left unfinished, before the next line is appended to it."""
+    if path.exists():
+        with writing(path), path.open("rb+") as file:
+            file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
 
 def drop_steps_after(path: Path, step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from fractrain_fx.errors import ConfigError, FracTrainWarning
 from fractrain_fx.model import rewritten_in
 from fractrain_fx.numerics.blame import blame
 from fractrain_fx.numerics.observe import Seen, observe
-from fractrain_fx.numerics.records import FILE, WatchedStep, append_step
+from fractrain_fx.numerics.records import FILE, WatchedStep, append_step, drop_cut_line, drop_steps_after
 from fractrain_fx.numerics.what_if import read_what_ifs
 
 __all__ = ["Watch", "watch"]
@@ -56,7 +57,7 @@ def watch(
         as_if: formats (``mxfp4``, ``nvfp4``, ``mx:FW-4/BW-8``) or precisions (``FW-4/BW-8``) that the same tensors are
             rounded to for comparison.
         out: a folder, or a file ending in ``.jsonl``, for a line of JSON a watched step; by default
-            :attr:`Watch.records` alone keeps them.
+            :attr:`Watch.records` keeps them.
 
     Raises:
         InputError: ``model`` was not made by fractrainify.
@@ -70,7 +71,7 @@ class Watch:
     """Watched steps of one model. On several processes the first one watches its own samples, without waiting.
 
     Attributes:
-        records: the watched steps so far; the newest is the last.
+        records: the watched steps so far; the newest is the last. If ``out`` takes the steps, these are the last two.
         steps: steps counted so far.
     """
 
@@ -81,10 +82,16 @@ class Watch:
         every: Steps | int = Steps(100),  # noqa: B008
         as_if: str | Iterable[str] = (),
         out: str | Path | None = None,
-        done: int = 0,
+        done: int | None = None,
         told: Callable[[WatchedStep], None] | None = None,
+        run: object = None,
     ) -> None:
-        """See :func:`watch`; ``done``: steps of an earlier part of the run; ``told`` is called after watched steps."""
+        """See :func:`watch`; the other arguments are for trainers.
+
+        ``done`` is the number of steps of an earlier part of the run; lines of later steps are dropped from ``out``,
+        because they are trained again. ``told`` is called after watched steps, and ``records`` then has the last two.
+        ``run`` is the trainer's run: a watch that another run left open, by an exception, is closed.
+        """
         found = rewritten_in(model, "watch")
         self._model = found
         self._every = _steps(every)
@@ -94,10 +101,11 @@ class Watch:
         self._path = None if out is None else _file(Path(out))
         self._told = told
         self.records: list[WatchedStep] = []
-        self.steps = done
-        self._begun = done
+        self.steps = self._begun = done or 0
+        self._continues = done is not None
+        self._run = None if run is None else weakref.ref(run)
         self._seen: Seen | None = None
-        self._step = done
+        self._step = self.steps
         self._counted: bool | None = None  # whether the call that begins is watched, if that is known already
         self._ran = _EAGER
         self._choices: dict[str, Tensor] = {}
@@ -105,10 +113,23 @@ class Watch:
 
     def __enter__(self) -> Self:
         state = self._model._state
+        if isinstance(state.watcher, Watch) and state.watcher._is_left_to(self):
+            state.watcher.close()
         if state.watcher is not None:
             raise ConfigError("this model is being watched already: leave one watch() out, or list all formats in one")
+        if self._path is not None and is_first():
+            drop_cut_line(self._path)
+            if self._continues:
+                drop_steps_after(self._path, self.steps)
         state.watcher = self
         return self
+
+    def _is_left_to(self, other: Watch) -> bool:
+        """Whether a trainer's run opened this watch and is over: it is gone, or ``other`` is of another one."""
+        if self._run is None:
+            return False
+        run = self._run()
+        return run is None or (other._run is not None and other._run() is not run)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -177,6 +198,8 @@ class Watch:
             return
         choices, self._choices = self._choices, {}
         step = WatchedStep(self._step, ran, seen.read(), *_choices(choices))
+        if self._path is not None or self._told is not None:
+            del self.records[:-1]  # describe() compares two
         self.records.append(step)
         if self._path is not None:
             append_step(self._path, step)

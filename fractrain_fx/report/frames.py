@@ -26,7 +26,6 @@ __all__ = [
     "sample_rows",
     "segment_rows",
     "stage_rows",
-    "sum_known",
 ]
 
 Row = dict[str, Any]
@@ -44,8 +43,8 @@ def epoch_rows(runs: Iterable[Run]) -> list[Row]:
 def _epochs_of(run: Run) -> list[Row]:
     rows: list[Row] = []
     targets = {record.row.epoch: stage.target for stage in run.stages for record in stage.records}
-    joules: float | None = 0.0
-    seconds: float | None = 0.0
+    joules: float | None = 0.0 if run.records[0].row.epoch == 1 else None  # the cost of lost epochs is not known
+    seconds = joules
     for record in run.records:
         row = record.row
         joules, seconds = _plus(joules, record.bitfusion_joules), _plus(seconds, record.bitfusion_seconds)
@@ -100,9 +99,9 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
             epochs = {record.row.epoch for record in records}
             samples = sum(record.row.samples for record in records)
             steps = sum(record.steps for record in records)
-            bitfusion = sum_known(record.bitfusion_seconds for record in records)
+            bitfusion = _sum_known(record.bitfusion_seconds for record in records)
             measured = sum(record.train_seconds for record in records)
-            joules = sum_known(record.bitfusion_joules for record in records)
+            joules = _sum_known(record.bitfusion_joules for record in records)
             if bitfusion is None and (price := priced.get(names[name])):  # an epoch had several stages
                 bitfusion, joules = price["seconds"] or None, price["joules"] or None
             rows.append(
@@ -229,8 +228,10 @@ def machine_rows(runs: Iterable[Run]) -> list[Row]:
 
 
 def _epoch_seconds(run: Run) -> dict[int, float]:
-    """Wall time of each epoch, evaluation included."""
-    ends: Sequence[float] = [0.0, *(record.seconds for record in run.records)]
+    """Wall time of each epoch, evaluation included; of the first after lost ones, of its training alone."""
+    first = run.records[0]
+    begins = 0.0 if first.row.epoch == 1 else first.seconds - first.train_seconds
+    ends: Sequence[float] = [begins, *(record.seconds for record in run.records)]
     return {record.row.epoch: ends[index + 1] - ends[index] for index, record in enumerate(run.records)}
 
 
@@ -238,7 +239,7 @@ def _plus(total: float | None, more: float | None) -> float | None:
     return None if total is None or more is None else total + more
 
 
-def sum_known(values: Iterable[float | None]) -> float | None:
+def _sum_known(values: Iterable[float | None]) -> float | None:
     """The sum; ``None`` if a value is not known."""
     total: float | None = 0.0
     for value in values:

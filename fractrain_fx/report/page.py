@@ -17,7 +17,7 @@ import vl_convert
 from markupsafe import Markup
 
 from fractrain_fx.engine.rows import beside_shares
-from fractrain_fx.report.frames import Row, sum_known
+from fractrain_fx.report.frames import Row, epoch_rows
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet
 from fractrain_fx.report.theme import THEMES, vega_config
@@ -145,7 +145,7 @@ def _cells(run: Run, name_metric: bool) -> list[str]:
     last, best = run.records[-1], run.best
     energy, latency = _hardware(run)
     return [
-        f"{len(run.records)}",
+        f"{last.row.epoch}",
         _number(last.value, "{:.2f}".format) + (f" {run.metric}" if name_metric else ""),
         _NONE if best is None else f"{best.value:.2f} ({best.row.epoch})",
         f"{100 * run.mean('cp'):.2f}",
@@ -161,8 +161,8 @@ def _cells(run: Run, name_metric: bool) -> list[str]:
 def _hardware(run: Run) -> tuple[float | None, float | None]:
     if run.result is not None:
         return run.result.energy, run.result.latency
-    joules = sum_known(record.bitfusion_joules for record in run.records)
-    return joules, sum_known(record.bitfusion_seconds for record in run.records)
+    last = epoch_rows([run])[-1]
+    return last["joules"], last["bitfusion_seconds"]
 
 
 def _number(value: float | None, form: Callable[[float], str] = plain_number) -> str:

@@ -13,13 +13,13 @@ from fractrain_fx.engine.rows import EpochRow, turning_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import SAMPLES, Sample, read_samples
-from fractrain_fx.training.log.records import METRICS, STARTS, EpochRecord, Start
+from fractrain_fx.training.log.records import METRICS, RESULT, STARTS, EpochRecord, Start
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.settings import RunSettings
 
 __all__ = ["Run", "Stage", "read_run", "read_runs"]
 
-_SETTINGS, _RESULT = "config.yaml", "result.json"
+_SETTINGS = "config.yaml"
 _TARGET = re.compile(r"cp (\S+) %")
 
 
@@ -61,7 +61,7 @@ class Run:
     Attributes:
         name: name in the report.
         path: its folder, or its metrics file.
-        records: an entry for each epoch, at least one.
+        records: an entry for each epoch whose line was not lost, at least one.
         settings: the configuration; ``None`` for a metrics file alone.
         result: the result with the cost by path and block; ``None`` until the run is finished.
         starts: the commands that started and continued it.
@@ -124,7 +124,9 @@ class Run:
         return max(finite, key=lambda record: sign * (record.value or 0.0), default=None)
 
     def mean(self, name: str) -> float:
-        """Mean over samples of a cost of the ledger's rows, 0..1."""
+        """Mean over samples of ``cp`` or ``cp_total``, 0..1."""
+        if self.result is not None:
+            return float(getattr(self.result, f"mean_{name}"))
         rows = [record.row for record in self.records]
         return sum(float(getattr(row, name)) * row.samples for row in rows) / sum(row.samples for row in rows)
 
@@ -165,14 +167,14 @@ def read_run(path: Path, name: str | None = None) -> Run:
             settings = RunSettings.from_yaml(path / _SETTINGS)
         if (path / STARTS).is_file():
             starts = _read_starts(path / STARTS)
-        if (path / _RESULT).is_file():
-            result = RunResult.from_json(path / _RESULT)
+        if (path / RESULT).is_file():
+            result = RunResult.from_json(path / RESULT)
         if (path / SAMPLES).is_file():
             samples = _read_samples(path)
-    if result is not None and result.epochs != len(records):
+    if result is not None and result.epochs != (last := records[-1].row.epoch):
         raise RunError(
-            f"{path / _RESULT} is about {result.epochs} epochs and {metrics} holds {len(records)}: they belong to "
-            f"different runs, or lines were lost. Restore {metrics}, or remove {path / _RESULT}"
+            f"{path / RESULT} is about {result.epochs} epochs and {metrics} ends with epoch {last}: they belong to "
+            f"different runs, or lines were lost. Restore {metrics}, or remove {path / RESULT}"
         )
     if result is None and path.is_dir():
         notes.append(
@@ -208,6 +210,8 @@ def _named(argument: str) -> tuple[str, Path]:
 def _nothing_there(path: Path) -> str:
     if not path.exists():
         return f"{path} does not exist: give the folder that fractrain train wrote to (its last line names it)"
+    if (path / RESULT).is_file():
+        return f"{path} has a result and no {METRICS}, of which a report is made: restore that file from a copy"
     if (path / _SETTINGS).is_file():
         return (
             f"the run in {path} has not finished its first epoch, so there is nothing to report yet: wait for it, or "
@@ -224,24 +228,28 @@ def _read_records(metrics: Path, path: Path) -> tuple[list[EpochRecord], list[st
     lines = _lines(metrics)
     records: list[EpochRecord] = []
     notes: list[str] = []
+    lost = 0  # lines of the first epochs, which a run does without
     for number, line in enumerate(lines, start=1):
         try:
             records.append(EpochRecord.from_dict(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines) and not metrics.read_text(encoding="utf-8").endswith("\n"):
-                notes.append(f"The last line of {metrics} is cut off, so epoch {number} is left out: {again}.")
+                notes.append(f"The last line of {metrics} is cut off, so epoch {number + lost} is left out: {again}.")
                 break
             raise RunError(
                 f"line {number} of {metrics} is no epoch of a run ({type(error).__name__}: {error}): "
                 f"restore the file from a copy, or remove this line and what follows: {again}"
             ) from error
-        if records[-1].row.epoch != number:
+        lost = records[0].row.epoch - 1
+        if records[-1].row.epoch != number + lost:
             raise RunError(
                 f"line {number} of {metrics} is epoch {records[-1].row.epoch}: lines are missing or doubled. "
                 "Restore the file from a copy"
             )
     if not records:
         raise RunError(f"{metrics} holds no whole epoch: wait for the run's first one, or start it again")
+    if lost:
+        notes.append(f"{metrics} has no lines of the first {lost} epochs, which were lost.")
     return records, notes
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 from fractrain_fx.config import CostTargets, FracConfig, paper_values
-from fractrain_fx.config.plain import GROUPS
+from fractrain_fx.config.plain import GROUPS, read_yaml
 from fractrain_fx.config.schedule import SCHEDULES
 from fractrain_fx.errors import ConfigError, near
-from fractrain_fx.training.override import merged, overridden
+from fractrain_fx.training.override import from_recipe, merged, overridden
 from fractrain_fx.training.settings import RunSettings, TrainSettings, flat_name
 
-__all__ = ["add_flags", "as_setting", "given_settings", "settings_of", "settings_text"]
+__all__ = ["add_flags", "as_setting", "given_settings", "names_data", "settings_of", "settings_text"]
 
 # The settings that have a flag, by group, with the kind and the help of each.
 _FLAGS: dict[str, dict[str, tuple[type, str]]] = {
@@ -143,6 +143,12 @@ def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
         raise ConfigError(f"--as {name} is unknown: write --as paper, or leave it out")
     named = {} if name is None else paper_values(given.get("method", values["method"]))
     return RunSettings.from_dict(overridden(overridden(values, named), given))
+
+
+def names_data(arguments: Mapping[str, Any]) -> bool:
+    """Whether a command names a data set: by a flag or ``--set``, or in its file or recipe."""
+    start = {} if arguments["config"] is None else read_yaml(arguments["config"])
+    return "data" in from_recipe({**start, **given_settings(arguments)})
 
 
 def as_setting(flag: str) -> str:

@@ -78,6 +78,16 @@ class RunLength:
         """Optimizer steps of all epochs before one, counted from 0."""
         return min(epoch * self.epoch_steps, self.run_steps)
 
+    def step_of(self, epoch: int, batch: int) -> tuple[int, bool]:
+        """Batches of the optimizer step that a batch belongs to, and whether the batch is its last.
+
+        The last step of an epoch may have fewer batches than ``accumulate``. Arguments as in :meth:`place`.
+        """
+        accumulate = self.settings.accumulate
+        before = (batch - 1) // accumulate * accumulate
+        size = min(accumulate, self.batches(epoch) - before)
+        return size, batch == before + size
+
     def place(self, epoch: int, batch: int) -> StepPlace:
         """The place of the step that a batch (counted from 1) of an epoch (counted from 0) belongs to."""
         step = math.ceil(batch / self.settings.accumulate)

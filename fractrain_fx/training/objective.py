@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,19 +13,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.capture.state import in_mode
-from fractrain_fx.errors import InputError, ModelError, require_packages
+from fractrain_fx.errors import InputError, ModelError
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.models import BuiltModel
 
-if TYPE_CHECKING:
-    from torchmetrics import Metric
-
 __all__ = ["Objective", "check_outputs"]
+
+_IGNORED = -100  # the target that torch's cross-entropy leaves out
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Cross-entropy, and accuracy (per cent) for classification or perplexity for language.
+    """Cross-entropy, and accuracy (per cent) for classification or perplexity (its exponential) for language.
 
     Attributes:
         metric: name of the measure.
@@ -56,21 +55,17 @@ class Objective:
         """
         return self.loss(self.logits(output), targets)
 
-    def meter(self) -> Metric:
-        """A new meter. Each process gives it its own logits and targets, and reads the measure over all processes."""
-        require_packages("training", "train")
-        if self.metric == "accuracy":
-            from torchmetrics.classification import MulticlassAccuracy
+    @staticmethod
+    def sums(logits: Float[Tensor, "*batch classes"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, " sums"]:
+        """The summed cross-entropy of a batch, its right answers and its targets, which add up over batches."""
+        logits, targets = logits.flatten(0, -2).float(), targets.flatten()
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        return torch.stack([loss, (logits.argmax(-1) == targets).sum(), (targets != _IGNORED).sum()])
 
-            return MulticlassAccuracy(self.classes, average="micro")
-        from torchmetrics.text import Perplexity
-
-        return Perplexity()
-
-    def read(self, meter: Metric) -> float:
-        """The measure's value: per cent for accuracy."""
-        value = float(meter.compute())
-        return 100 * value if self.metric == "accuracy" else value
+    def read(self, sums: Float[Tensor, " sums"]) -> tuple[float, float]:
+        """The mean loss and the measure of all batches from their ``sums``."""
+        loss, (_, right, targets) = sums[0] / sums[2], sums.tolist()
+        return float(loss), 100 * right / targets if self.metric == "accuracy" else float(loss.exp())
 
     def better(self, new: float, old: float | None) -> bool:
         """Whether ``new`` is finite and better than ``old``, or ``old`` is ``None``."""

@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 from rich.console import Console
 from torch import Tensor
 
-from fractrain_fx.config import FracConfig, RunConfig
-from fractrain_fx.durable import writing
 from fractrain_fx.engine.distributed import is_first, on_first
 from fractrain_fx.errors import DataError, RunError
 from fractrain_fx.model import FracModel
-from fractrain_fx.model.saved.folder import read_weights
 from fractrain_fx.training.building import prepare_rounding
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
-from fractrain_fx.training.folder.checkpoint import latest_checkpoint, read_checkpoint
+from fractrain_fx.training.folder.checkpoint import latest_checkpoint, newest_checkpoint
+from fractrain_fx.training.folder.earlier import holds_run, set_aside
 from fractrain_fx.training.folder.held import HeldFolder, hold, hold_new, hold_together
-from fractrain_fx.training.folder.schema import MODEL, reading
 from fractrain_fx.training.log import new_console
-from fractrain_fx.training.log.records import METRICS, STARTS
+from fractrain_fx.training.log.records import STARTS
 from fractrain_fx.training.models import BuiltModel, build_model
 from fractrain_fx.training.objective import check_outputs
 from fractrain_fx.training.processes import make_accelerator, seed_all
@@ -119,14 +115,8 @@ def _trainer(
 
 def _pretrained(settings: RunSettings, out: Path | None, console: Console | None) -> dict[str, Tensor]:
     """The weights after the float pre-training on the first part of the data (supplement, section 5)."""
-    loop = settings.train
-    if settings.pretrain_epochs is not None:
-        loop = replace(loop, epochs=settings.pretrain_epochs, iterations=None)
-    first = replace(
-        settings, train=loop, frac=FracConfig(method="float", run=RunConfig(batch_axis=settings.frac.run.batch_axis))
-    )
     folder = None if out is None else out / _PRETRAINING
-    trainer = _trainer(first, folder, "pre-training in float", console, pretraining=True)
+    trainer = _trainer(settings.pretraining, folder, "pre-training in float", console, pretraining=True)
     if out is not None and folder is not None:
         _keep_settings(settings, out)
         if latest_checkpoint(folder) is not None:
@@ -177,16 +167,11 @@ def new_run(settings: RunSettings, out: Path | HeldFolder | None = None, console
 def _hold_unused(out: Path) -> HeldFolder:
     held = hold(out)
     for folder in (out, out / _PRETRAINING):
-        if latest_checkpoint(folder) is not None or _has_metrics(folder):
+        if holds_run(folder):
             held.release()
             raise RunError(f"{out} already holds a run: continue with --resume {out}, or write to another folder")
     (out / STARTS).unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
     return held
-
-
-def _has_metrics(folder: Path) -> bool:
-    metrics = folder / METRICS
-    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def _anywhere(settings: RunSettings) -> RunSettings:
@@ -202,8 +187,8 @@ def _anywhere(settings: RunSettings) -> RunSettings:
 def resume_run(out: Path, console: Console | None = None) -> Trainer:
     """A Trainer that continues the run in ``out`` after its last whole epoch.
 
-    A run without a checkpoint (it was stopped before the first one, or all were lost) starts anew and says so; metrics
-    from before are kept under another name.
+    A run without a checkpoint (it was stopped before the first one, or all were lost) starts anew and says so; results
+    from before are kept under other names.
 
     Raises:
         RunError: there is no run, or its checkpoint is damaged or has another configuration.
@@ -226,7 +211,8 @@ def _resumed(out: Path, console: Console | None) -> Trainer:
         return trainer
     aside = on_first(lambda: _set_aside(out))
     if is_first():
-        text = f"{out} has no checkpoint, so the run starts anew{aside}"
+        told = f"; the results so far are in {', '.join(aside)}" if aside else ""
+        text = f"{out} has no checkpoint, so the run starts anew{told}"
         (console or new_console()).print(text, highlight=False, markup=False, soft_wrap=True)
     trainer = build_trainer(settings, out=out, console=console)
     _keep_settings(_chosen(settings, trainer.model), out)
@@ -242,28 +228,18 @@ def trained_model(out: Path) -> tuple[FracModel, BuiltModel]:
     from fractrain_fx.api import fractrainify
 
     settings = settings_in(out)
-    folder = latest_checkpoint(out)
-    if folder is None:
-        raise RunError(f"{out} has no checkpoint yet: let fractrain train --resume {out} finish an epoch")
-    read_checkpoint(folder)
+    checkpoint = newest_checkpoint(out)
     built = build(settings)
     args, kwargs = built.examples()
     model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
-    with reading(folder):
-        weights = read_weights(folder / MODEL)
-    model.load_state_dict(weights)
+    checkpoint.fill(model)
     return model.eval(), built
 
 
-def _set_aside(out: Path) -> str:
-    """Rename the file of metrics, so that the new run does not replace it; returns words about that."""
-    if not _has_metrics(out):
-        return ""
-    metrics = out / METRICS
-    names = (metrics.with_name(f"{metrics.stem}-before-{number}{metrics.suffix}") for number in count(1))
-    kept = next(name for name in names if not name.exists())
-    metrics.rename(kept)
-    return f"; the metrics so far are in {kept.name}"
+def _set_aside(out: Path) -> list[str]:
+    """Rename the results of phases without a checkpoint, so that the new run does not replace them."""
+    phases = [folder for folder in (out, out / _PRETRAINING) if latest_checkpoint(folder) is None]
+    return [str(file.relative_to(out)) for folder in phases for file in set_aside(folder)]
 
 
 def can_resume(out: Path) -> bool:
@@ -289,8 +265,7 @@ def _chosen(settings: RunSettings, model: FracModel) -> RunSettings:
 
 def _keep_settings(settings: RunSettings, out: Path) -> None:
     if is_first():
-        with writing(out / _SETTINGS):
-            settings.to_yaml(out / _SETTINGS)
+        settings.to_yaml(out / _SETTINGS)
 
 
 def _name(settings: RunSettings) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import FracConfig, RunConfig
 from fractrain_fx.config.kinds import check_kinds, require_numbers
 from fractrain_fx.config.plain import read_yaml, write_yaml
 from fractrain_fx.errors import ConfigError, near
@@ -54,7 +54,7 @@ class TrainSettings:
         betas: averaging factors of ``adam`` and ``adamw``.
         eps: the number that ``adam`` and ``adamw`` add to the denominator.
         weight_decay: weight decay; the paper's is 1e-4.
-        accumulate: batches whose gradients make one optimizer step.
+        accumulate: batches whose mean gradient makes one optimizer step; the last step of an epoch may have fewer.
         seed: seed of weights, order of samples and rounding noise.
         device: ``auto`` (accelerate decides), ``cpu``, ``cuda`` or ``mps``.
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.
@@ -142,6 +142,10 @@ class TrainSettings:
             raise ConfigError(f"betas={self.betas} must be two numbers from 0 to below 1")
 
 
+_OF_GATES = {name: getattr(TrainSettings, name) for name in ("gate_lr", "gate_lr_factor")}
+"""The settings of the loop that only gated methods read, with their defaults."""
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """Settings of a whole run: model, data, training loop and method.
@@ -197,17 +201,25 @@ class RunSettings:
             raise ConfigError(
                 f"pretrain_epochs={self.pretrain_epochs}: write 1 or more, with setting adaptation or fine-tuning"
             )
-        if not self.frac.gated and (self.train.gate_lr, self.train.gate_lr_factor) != ("model", 1.0):
-            raise ConfigError(
-                f"gate_lr={self.train.gate_lr!r} with gate_lr_factor={self.train.gate_lr_factor} changes nothing for "
-                f"method {self.frac.method!r}, which has no gates"
-            )
+        given = {name: getattr(self.train, name) for name in _OF_GATES}
+        if not self.frac.gated and given != _OF_GATES:
+            told = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != _OF_GATES[name])
+            raise ConfigError(f"{told} changes nothing for method {self.frac.method!r}, which has no gates")
         if self.frac.gated and self.frac.gate.gradient == "fisher" and self.train.mixed_precision == "fp16":
             raise ConfigError(
                 "gate.gradient='fisher' squares gradients, and mixed_precision='fp16' scales them: write "
                 "mixed_precision='bf16', or gate.gradient='straight-through'"
             )
         _check_seed("split_seed", self.split_seed)
+
+    @property
+    def pretraining(self) -> RunSettings:
+        """The settings of the pre-training in float: those that it reads, for its own number of epochs."""
+        loop = replace(self.train, **_OF_GATES)
+        if self.pretrain_epochs is not None:
+            loop = replace(loop, epochs=self.pretrain_epochs, iterations=None)
+        plain = FracConfig(method="float", run=RunConfig(batch_axis=self.frac.run.batch_axis))
+        return replace(self, train=loop, frac=plain)
 
     @property
     def number_format(self) -> str:
@@ -228,20 +240,23 @@ class RunSettings:
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
         """Build from the result of ``to_dict``, or from some of its keys.
 
-        With ``recipe`` the other keys start from the settings of that recipe instead of the defaults.
+        With ``recipe`` the other keys start from the settings of that recipe instead of the defaults; where every key
+        is given, as ``to_dict`` does, nothing is left to it.
 
         Raises:
             ConfigError: a name is unknown (the message has near names), or a value has no meaning.
         """
-        values = from_recipe(values)
         parts = (cls, TrainSettings, FracConfig)
         names = [{flat_name(part, f.name): f.name for f in fields(part)} for part in parts]
         for nested in ("train", "frac"):
             del names[0][nested]
+        known = set().union(*names)
+        if not known <= values.keys():
+            values = from_recipe(values)
         for key in values:
-            if key not in set().union(*names):
-                raise ConfigError(f"a run has no setting {key!r}.{near(str(key), sorted(set().union(*names)))}")
-        own, train, frac = ({known[key]: value for key, value in values.items() if key in known} for known in names)
+            if key not in known:
+                raise ConfigError(f"a run has no setting {key!r}.{near(str(key), sorted(known))}")
+        own, train, frac = ({part[key]: value for key, value in values.items() if key in part} for part in names)
         config = FracConfig.from_dict(frac)
         return cls(**own, train=TrainSettings(**train), frac=config)
 

@@ -23,6 +23,7 @@ from fractrain_fx.summary import summarize
 from fractrain_fx.summary.text import LOUD
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from fractrain_fx.training.folder.earlier import holds_run
 from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together
 from fractrain_fx.training.folder.schema import STATE, TENSORS, reading
 from fractrain_fx.training.interrupt import Interrupt
@@ -32,7 +33,7 @@ from fractrain_fx.training.log.extremes import Extremes, write_samples
 from fractrain_fx.training.log.look import Look, epoch_bits
 from fractrain_fx.training.log.messages import EXPLANATION, announcement, bits_line, epoch_line
 from fractrain_fx.training.log.progress import Best, Progress
-from fractrain_fx.training.log.records import EpochRecord, Evaluation, Start
+from fractrain_fx.training.log.records import RESULT, EpochRecord, Evaluation, Start
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.prepared import Prepared
@@ -99,7 +100,6 @@ class Trainer:
         length, epochs = self._prepared.length_in(model.frac_config.schedule.every), self.epochs
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=epochs, length=length)
         self.engine.expect(epochs=epochs, steps=self._length.run_steps)
-        self._meter = self.objective.meter().to(self._accelerator.device)
         self._progress, self._interrupt = Progress(), Interrupt()
         self._alarm = Alarm(model, self.objective, input_name)
         self.watched_every: int | None = None
@@ -111,7 +111,7 @@ class Trainer:
 
         Raises:
             NonFiniteLossError: a loss or a weight was NaN or infinite; the message names the last good checkpoint.
-            RunError: ``out`` holds another run's checkpoint, another run writes there, or another process is gone.
+            RunError: ``out`` holds another run's files, another run writes there, or another process is gone.
         """
         with self._hold():
             return self._fit()
@@ -123,8 +123,10 @@ class Trainer:
 
     def _fit(self) -> RunResult:
         begins = self._progress.epoch == 0 and not self._resumed
-        if self.out is not None and begins and latest_checkpoint(self.out) is not None:
-            raise RunError(f"{self.out} holds a run: call resume() first, or write to another folder")
+        if self.out is not None and begins and holds_run(self.out):
+            lost = latest_checkpoint(self.out) is None
+            way_out = "its checkpoint is gone, so move its files away" if lost else "call resume() first"
+            raise RunError(f"{self.out} holds a run: {way_out}, or write to another folder")
         epoch, active, console = self._progress.epoch, self.is_main, self._console
         step, batches, done = self._length.steps_before(epoch), *map(self._length.batches_before, (self.epochs, epoch))
         with RunLog(self.out, batches, done=done, epoch=epoch, step=step, active=active, console=console) as log:
@@ -151,7 +153,7 @@ class Trainer:
             log.say(self.engine.ledger.stages)
         result = self.result()
         if self.out is not None and self.is_main:
-            result.to_json(self.out / "result.json")
+            result.to_json(self.out / RESULT)
         return result
 
     def resume(self) -> None:
@@ -176,20 +178,17 @@ class Trainer:
         share_buffers(self.model)
         inner = self._prepared.alone  # without DDP: other processes may have a batch more or less
         inner.eval()
-        self._meter.reset()
         choices, extremes = ChoiceMeter(), Extremes(self.model)
-        loss = torch.zeros((), device=self._accelerator.device)
+        sums = torch.zeros(3, device=self._accelerator.device)
         with torch.no_grad():
             for inputs, targets, counts in self._prepared.test():
                 logits = self._forward(inner, inputs)
                 if not counts:
                     continue
-                loss += self.objective.loss(logits, targets) * len(targets)
-                self._meter.update(logits, targets)
+                sums += self.objective.sums(logits, targets)
                 choices.add(self.model.cost.choice)
                 extremes.add(inputs, self.model.cost.choice)
-        mean = float(sum_over_ranks(loss)) / len(self.data.test)
-        return Evaluation(mean, self.objective.read(self._meter), choices.read(), extremes.read())
+        return Evaluation(*self.objective.read(sum_over_ranks(sums)), choices.read(), extremes.read())
 
     @property
     def epochs(self) -> int:
@@ -257,14 +256,14 @@ class Trainer:
         self._save()
 
     def _train_batches(self, log: RunLog) -> None:
-        prepared, epoch = self._prepared, self._progress.epoch
-        accumulate, batches = self.settings.accumulate, self._length.batches(epoch)
-        processes = self._accelerator.num_processes
-        loader = prepared.loader.train(epoch * self._length.epoch_batches, batches)
+        prepared, epoch, processes = self._prepared, self._progress.epoch, self._accelerator.num_processes
+        loader = prepared.loader.train(epoch * self._length.epoch_batches, self._length.batches(epoch))
         log.begin_epoch()
         for number, (inputs, targets) in enumerate(loader, start=1):
             self._interrupt.check()
-            step_ends = number % accumulate == 0 or number == batches
+            size, step_ends = self._length.step_of(epoch, number)
+            # accelerate divides each loss by this number, and the engine takes that into account.
+            self.engine.accumulate = self._accelerator.gradient_accumulation_steps = size
             with prepared.batch(step_ends=step_ends):
                 loss = self.objective.loss(self._forward(prepared.module, inputs), targets)
                 self._accelerator.backward(self.engine.loss(loss))

@@ -184,7 +184,7 @@ def test_the_overview_has_each_method_beside_static_training_where_it_costs_less
     assert said.endswith("| [digits](#digits) | 8 | 80.00 % | -1.00 points | 75 % | -1.50 points | 50 % |")
     assert overview(groups_of([each for each in runs if each["method"] in ("static", "slu")])) == ""
     lines = beside_static(groups_of(runs), "digits", 8, "Digits").splitlines()
-    assert "- **pfq** ends 1.00 points lower for 75 % of its cost (one seed)." in lines
+    assert "- **pfq** (`cheap`) ends 1.00 points lower for 75 % of its cost (one seed)." in lines
     assert "- **fractrain** ends 1.50 points lower for 50 % of its cost (one seed)." in lines
     assert not any("dfq" in line for line in lines) and beside_static(groups_of(runs), "digits", 9, "Digits") == ""
     assert overview(groups_of([each for each in runs if each["method"] != "static"])) == ""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fractrain_fx.config import CostTargets, FracConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import InputError
-from fractrain_fx.nn.cost import Cost
+from fractrain_fx.nn.cost import Cost, Forward
 from tests.build import paper
 
 
@@ -33,6 +33,13 @@ class FakeModel(nn.Module):
         if self._cost is None:
             raise InputError("call the model on a batch first")
         return self._cost
+
+    @property
+    def training_forward(self) -> Forward:
+        return Forward(self.cost, self.batch, self.tokens)
+
+    def count_forward(self) -> Forward:
+        return self.training_forward
 
     def pushes(self) -> list[Tensor]:
         """The gradient of each block's choices."""

@@ -149,9 +149,21 @@ def test_a_bad_loss_never_moves_the_stage() -> None:
     engine = Engine(model)
     step(engine, model)
     step(engine, model, loss=float("nan"))
-    with pytest.raises(NonFiniteLossError, match="step 2 of epoch 1"):
+    with pytest.raises(NonFiniteLossError, match="step 2 since the schedule was last asked"):
         step(engine, model)
     assert engine.stage == 0
+
+
+def test_a_window_after_one_with_a_bad_loss_is_seen_by_the_schedule() -> None:
+    model = FakeModel(pfq(schedule=Fixed(turns=(Steps(4),), every=Steps(2))))
+    engine = Engine(model)
+    step(engine, model, loss=float("nan"))
+    with pytest.raises(NonFiniteLossError, match="step 1 since"):
+        step(engine, model)
+    changes = [step(engine, model) for _ in range(4)]
+    assert changes == [None, None, None, StageChange(1, 0, 1, LOW, HIGH, step=6)]  # the first window was not seen
+    assert engine.end_epoch() is None
+    assert engine.ledger.rows[0].loss is None
 
 
 def test_loops_that_do_not_fit_the_clock_are_told_so() -> None:
@@ -165,6 +177,19 @@ def test_loops_that_do_not_fit_the_clock_are_told_so() -> None:
         engine.loss(torch.tensor(1.0))
     with pytest.raises(ConfigError, match="mean_loss changes nothing"):
         engine.end_epoch(mean_loss=1.0)
+
+
+def test_a_step_that_the_loop_dropped_is_not_counted() -> None:
+    model = FakeModel(pfq(schedule=ByLength(every=Tokens(100))))
+    engine = Engine(model, accumulate=2)
+    model.tokens = 30
+    model(4)
+    engine.loss(torch.tensor(1.0))  # the loop meets a batch that it cannot use, and begins again
+    for _ in range(2):
+        engine.start_step()
+        step(engine, model, batches=2)
+    clock = engine.state_dict()["clock"]
+    assert (clock["steps"], clock["tokens"]) == (2, 120)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from fractrain_fx.config import Fixed, FracConfig, GateConfig, Tokens
+from fractrain_fx.config import Fixed, FracConfig, GateConfig, Steps, Tokens
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.dependence import ChoiceMeter
+from fractrain_fx.errors import NonFiniteLossError
 from tests.engine.fake import FakeModel
 
 pytestmark = pytest.mark.long
 
 TURNS = (Tokens(100), Tokens(1000), Tokens(2000))
+TURNS_IN_STEPS = (Steps(2), Steps(6), Steps(8))
 SIGN = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control="sign"))
 MULTIPLIER = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control="multiplier"))
 
@@ -75,3 +78,31 @@ def test_two_processes_agree(tmp_path: Path, config: FracConfig) -> None:
     assert bool(state) == (config is MULTIPLIER)
     assert first["configurations"] == 1
     assert abs(first["push"] - float(model.pushes()[0][0, 1])) < 1e-9
+
+
+def _with_one_bad_loss(rank: int, folder: str) -> None:
+    """The stage after each step of two epochs, or that the step was refused. The second process has a bad loss."""
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    model = FakeModel(FracConfig(method="pfq", schedule=Fixed(turns=TURNS_IN_STEPS, every=Steps(2))))
+    engine, seen = Engine(model), []
+    for number in range(10):
+        model(4)
+        engine.loss(torch.tensor(float("nan") if number == rank == 1 else 1.0))
+        try:
+            engine.end_step()
+            seen.append(str(engine.stage))
+        except NonFiniteLossError:
+            seen.append("refused")
+        if number == 5:
+            engine.end_epoch()
+    engine.end_epoch()
+    Path(folder, f"{rank}.json").write_text(json.dumps([seen, engine.ledger.to_dict()]))
+    dist.destroy_process_group()
+
+
+def test_a_bad_loss_of_one_process_is_one_of_all(tmp_path: Path) -> None:
+    mp.spawn(_with_one_bad_loss, (str(tmp_path),), nprocs=2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert first[0] == ["0", "refused", "0", "1", "1", "1", "1", "2", "2", "3"]

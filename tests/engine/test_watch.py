@@ -267,20 +267,53 @@ def test_an_empty_batch_leaves_the_steering_as_it_is() -> None:
     assert engine.ledger.rows[-1].samples == len(x) and 0 <= engine.ledger.rows[-1].cp < 1
 
 
-def test_a_checkpoint_of_another_stage_does_not_move_the_engines() -> None:
+Called = Callable[[FracModel], Callable[[Tensor], Tensor]]
+
+
+def compiled_in_place(model: FracModel) -> FracModel:
+    model.compile(backend="eager")
+    return model
+
+
+CALLED: list[Any] = [
+    pytest.param(lambda model: model, id="eager"),
+    pytest.param(lambda model: torch.compile(model, backend="eager"), id="compiled", marks=pytest.mark.long),
+    pytest.param(compiled_in_place, id="compiled in place", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("called", CALLED)
+def test_a_checkpoint_of_another_stage_does_not_move_the_engines(called: Called) -> None:
     last, model = rewritten("pfq"), rewritten("pfq")
     x, y = next(batches(1))
     last(x)
     last.set_precision(Precision(8, 8))
-    engine = Engine(model)
+    engine, run = Engine(model), called(model)
+    run(x)
+    cost = model.cost.cp.clone()
     model.load_state_dict(last.state_dict())
     assert stage_of(model) == Precision(8, 8)
+    model.eval()
     with torch.no_grad():
-        model.eval()(x)
+        run(x)
     assert stage_of(model) == Precision(8, 8)  # as the checkpoint was trained
-    engine.loss(F.cross_entropy(model.train()(x), y)).backward()
-    assert stage_of(model) == Precision(3, 6) == engine.level
+    model.train()
+    engine.loss(F.cross_entropy(run(x), y)).backward()
+    assert stage_of(model) == Precision(3, 6) == engine.level and torch.equal(model.cost.cp, cost)
     model.load_state_dict(last.state_dict())
     model.set_precision(Precision(6, 8))
-    model(x)
+    run(x)
     assert stage_of(model) == Precision(6, 8)
+
+
+@pytest.mark.parametrize("called", CALLED)
+def test_the_first_step_with_a_frozen_layer_costs_what_it_trains(called: Called) -> None:
+    model = rewritten("static")
+    run, (x, _) = called(model), next(batches(1))
+    run(x)
+    for parameter in model.block.parameters():
+        parameter.requires_grad_(False)
+    run(x)
+    first = model.cost.cp_total.clone()
+    run(x)
+    assert torch.equal(first, model.cost.cp_total)

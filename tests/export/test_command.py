@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from fractrain_fx import FracConfig, FracModel
+from fractrain_fx import FracModel
 from fractrain_fx.cli import main
 from fractrain_fx.cli.export import deployment
 from fractrain_fx.config import AffineConfig
-from fractrain_fx.errors import FracTrainError, RunError
+from fractrain_fx.errors import ExportError, FracTrainError, RunError
 from fractrain_fx.model.saved.named import architecture_in
 from tests.build import rewritten as build_rewritten
 from tests.deployable import Convolutions, bert, difference, llama, rewritten, vit
@@ -36,6 +38,8 @@ def test_a_run_is_exported_and_training_ends_by_naming_the_command(
     assert "model.onnx" in str(list((run / "export-onnx").iterdir())) and "bytes" in capsys.readouterr().out
     assert main(["export", str(run), "--to", "compressed-tensors"]) == 2
     assert "models of transformers" in capsys.readouterr().err
+    assert main(["export", str(run), "--to", "onnx", "--out", str(run / "config.yaml")]) == 2
+    assert "config.yaml is a file: write to another one" in capsys.readouterr().err
     state = next(run.glob("checkpoint-*/state.json"))
     text = state.read_text()
     state.write_text(text.replace('"version": 1', '"version": 2', 1))
@@ -55,12 +59,29 @@ def test_a_run_is_exported_and_training_ends_by_naming_the_command(
         (Convolutions, {"format": "mx"}, "no exported file"),
         (vit, {"format": "wageubn"}, "no exported file"),
         (vit, {"affine": AffineConfig(ranges="sample")}, "no exported file"),
+        (vit, {"precision": "10/12"}, "computes it here: blocks.0.attn.qkv has 10 bits"),
+        (vit, {"method": "dfq", "options": ["3/6", "10/12"]}, "computes it here: blocks.0.attn.qkv has 10 bits"),
     ],
 )
 def test_the_command_that_is_named_is_one_that_holds_the_precision(build: Any, settings: Any, told: str) -> None:
     inputs = (torch.randn(2, 3, 32, 32),) if build is Convolutions else ()
-    config = FracConfig(**{"method": "static"} | settings)
-    assert told in deployment(Path("run"), build_rewritten(build(), *inputs, config=config))
+    assert told in deployment(Path("run"), rewritten(build(), *inputs, **{"method": "static"} | settings))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_type_than_float32_names_no_command_that_refuses_it(dtype: Any, tmp_path: Path) -> None:
+    linears = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)]
+    model = rewritten(nn.Sequential(*linears).to(dtype), torch.randn(2, 8, dtype=dtype))
+    assert "computes it here: 2 computes in" in deployment(Path("run"), model)
+    with pytest.raises(ExportError, match=f"2 computes in {str(dtype).removeprefix('torch.')}, and QuantizeLinear"):
+        model.export(tmp_path / "onnx")
+    with (
+        pytest.raises(ExportError, match="computes in float64, which torchao")
+        if dtype == torch.float64
+        else nullcontext()
+    ):
+        model.export(tmp_path / "torchao", format="torchao")
+    assert [path.name for path in tmp_path.iterdir()] == (["torchao"] if dtype == torch.bfloat16 else [])
 
 
 def test_a_float_run_names_no_command() -> None:

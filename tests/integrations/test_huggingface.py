@@ -176,7 +176,7 @@ class Watched(Tuner):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
-        choices = self.engine.model.cost.choice.values()
+        choices = self.engine.model.training_forward.cost.choice.values()
         for choice in choices:
             choice.retain_grad()
         self.seen = [*getattr(self, "seen", []), choices]
@@ -223,8 +223,49 @@ def test_a_float_llama_trains_as_under_the_plain_trainer_with_losses_weighted_by
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert all(entry["cost_loss"] == 0 and entry["cp_total_percent"] == 100 for entry in logs)
-    # Of the ledger's loss the mean is over samples, of Trainer's over labels.
+    # The ledger's mean is over the labels of the epoch, the mean of the logs over its steps.
     assert engine.ledger.rows[0].loss == pytest.approx(sum(e["loss"] for e in logs[:3]) / 3, rel=0.02)
+
+
+class OneUnlabelled(NextWord):
+    """Its first row has no label, as a prompt that was cut before its answer."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = super().__getitem__(index)
+        return row if index else row | {"labels": torch.full_like(row["labels"], -100)}
+
+
+@pytest.mark.parametrize("kind", ["mixin", "callback"])
+def test_a_batch_without_labels_weighs_nothing_as_under_the_plain_trainer(kind: str, tmp_path: Path) -> None:
+    rows = OneUnlabelled(4)  # 8 rows, in batches of one
+    args = arguments(
+        tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4, num_train_epochs=1, optim="sgd"
+    )
+    plain: Any = Trainer(llama(), args, train_dataset=rows)
+    plain.train()
+    trainer: Any
+    trainer, engine = trainer_of(kind, rewritten(llama(), rows, FracConfig(method="float")), args, rows)
+    trainer.train()
+    logs, theirs = ([each for each in one.state.log_history if "loss" in each] for one in (trainer, plain))
+    assert [each["loss"] for each in logs] == pytest.approx([each["loss"] for each in theirs], rel=1e-4)
+    assert [each["task_loss"] for each in logs] == pytest.approx([each["loss"] for each in logs], rel=1e-4)
+    trained = trainer.model.state_dict()
+    for name, weight in plain.model.state_dict().items():
+        torch.testing.assert_close(trained[name], weight, rtol=1e-4, atol=1e-5)  # sums in another order
+    (row,) = engine.ledger.rows
+    assert row.samples == 8 and min(e["loss"] for e in logs) <= row.loss <= max(e["loss"] for e in logs)
+
+
+def test_the_gradient_of_a_batch_without_labels_is_zero(tmp_path: Path) -> None:
+    rows = OneUnlabelled(4)
+    config = FracConfig(method="static", precision="FW-8/BW-8")
+    trainer: Any = Tuner(rewritten(llama(), rows, config), arguments(tmp_path), train_dataset=rows)
+    model = trainer.model.train()
+    loss = model(**batch(rows, 1), num_items_in_batch=torch.tensor(10)).loss
+    loss.backward()
+    assert loss == 0
+    assert all(bool((p.grad == 0).all()) for p in model.parameters() if p.grad is not None)
+    assert model.get_input_embeddings().weight.grad is not None
 
 
 def test_tied_weights_are_saved_and_loaded_and_the_checkpoint_is_a_saved_model(tmp_path: Path, caplog: Any) -> None:
@@ -490,5 +531,63 @@ def test_a_callback_watches_the_numbers_of_a_training(kind: str, tmp_path: Path)
     trainer.add_callback(callback)
     trainer.train()
     assert callback.watched is not None and callback.watched.steps > 2
-    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 3, 5][: len(callback.watched.records)]
+    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 3, 5]
+    assert [record.step for record in callback.watched.records] == [3, 5]
     assert callback.watched.records[0].commonest is not None  # FracTrain has gates
+
+
+class FailsOnce:
+    """Ends a training at a batch, before its backward pass, as running out of memory would."""
+
+    def __init__(self, model: FracModel, batch: int) -> None:
+        self._left = batch
+        model.register_forward_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self._left -= 1
+        if not self._left:
+            raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("kind", ["mixin", "callback"])
+def test_a_training_that_failed_goes_on_in_the_same_trainer_and_is_watched_on(kind: str, tmp_path: Path) -> None:
+    rows = WhichModule(20)  # 5 steps an epoch
+    args = arguments(tmp_path, num_train_epochs=1, save_strategy="steps", save_steps=2)
+    whole, engine = trainer_of(kind, rewritten_bert(), args, rows)
+    whole.add_callback(WatchCallback(every=2, out=tmp_path / "whole"))
+    whole.train()
+
+    model = rewritten_bert()
+    trainer, same = trainer_of(kind, model, args, rows)
+    trainer.add_callback(WatchCallback(every=2))
+    FailsOnce(model, 4)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
+    trainer.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-2")
+    names = ("loss", "task_loss", "cost_loss")
+    ours, theirs = (
+        [[each[name] for name in names] for each in one.state.log_history if "loss" in each] for one in (trainer, whole)
+    )
+    assert ours == theirs
+    assert_same(weights(model), weights(whole.model))  # type: ignore[arg-type]
+    assert same.ledger.to_dict() == engine.ledger.to_dict()
+    mine, others = (list(read_steps(folder / "numerics.jsonl")) for folder in (tmp_path, tmp_path / "whole"))
+    assert [step.step for step in mine] == [1, 3, 5]
+    assert [step.to_dict() for step in mine] == [step.to_dict() for step in others]
+
+
+def test_a_model_whose_training_failed_is_trained_and_watched_by_another_trainer(tmp_path: Path) -> None:
+    rows, model = WhichModule(20), rewritten_bert()
+    args = arguments(tmp_path, num_train_epochs=1)
+    first, _ = trainer_of("mixin", model, args, rows)
+    first.add_callback(WatchCallback(every=1))
+    FailsOnce(model, 2)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        first.train()
+    again, watching = trainer_of("mixin", model, args, rows)[0], WatchCallback(every=1, out=tmp_path / "again")
+    again.add_callback(watching)
+    again.train()
+    assert [step.step for step in read_steps(tmp_path / "again" / "numerics.jsonl")] == [1, 2, 3, 4, 5]
+    again.add_callback(WatchCallback())
+    with pytest.raises(ConfigError, match="being watched already"):
+        again.train()

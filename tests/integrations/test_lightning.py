@@ -252,3 +252,86 @@ def test_a_callback_watches_the_numbers_of_a_training(tmp_path: Path) -> None:
     assert callback.watched is not None
     assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 5]
     assert {each.as_if for each in callback.watched.records[0].operands} == {"", "mxfp4"}
+
+
+class Silent(FracTrainCallback):
+    """Is not told of exceptions."""
+
+    def on_exception(self, *_: Any) -> None: ...
+
+
+class SilentWatch(WatchCallback):
+    """Is not told of exceptions."""
+
+    def on_exception(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_module_whose_fit_failed_is_fitted_and_watched_as_a_new_one(told: bool, tmp_path: Path) -> None:
+    class Fails(Digits):
+        batch: int | None = 1
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            output = super().training_step(batch, batch_idx)
+            if batch_idx == self.batch:
+                raise RuntimeError("bad batch")
+            return output
+
+    def fit(module: Fails, main: Any, watching: WatchCallback) -> list[float]:
+        module.losses = []
+        torch.manual_seed(0)
+        trainer_of(main, tmp_path, epochs=1, callbacks=[watching]).fit(module, loaders()[0])
+        return module.losses
+
+    fresh = Fails(rewritten())
+    fresh.batch = None
+    losses = fit(fresh, FracTrainCallback(), WatchCallback(every=1, out=tmp_path / "fresh"))
+
+    module = Fails(rewritten())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with pytest.raises(RuntimeError, match="bad batch"):
+        fit(module, *((FracTrainCallback(), WatchCallback(every=1)) if told else (Silent(), SilentWatch(every=1))))
+    assert ("training_step" in vars(module)) != told
+    module.batch = None
+    module.load_state_dict(before)
+    assert fit(module, FracTrainCallback(), WatchCallback(every=1, out=tmp_path / "again")) == losses
+    assert "training_step" not in vars(module)
+    again, first = (list(read_steps(tmp_path / name / "numerics.jsonl")) for name in ("again", "fresh"))
+    assert [step.to_dict() for step in again] == [step.to_dict() for step in first]
+
+
+def test_an_engine_whose_fit_failed_between_loss_and_backward_trains_on(tmp_path: Path) -> None:
+    class Fails(Digits):
+        fails = True
+
+        def __init__(self, model: FracModel) -> None:
+            super().__init__(model)
+            self.engine = Engine(model)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.engine.loss(super().training_step(batch, batch_idx)["loss"])
+            if self.fails and batch_idx:
+                raise RuntimeError("bad batch")
+            return {"loss": loss}
+
+    module = Fails(rewritten(TWO_STAGES.replace(schedule=Fixed(turns=(Steps(6),), every=Steps(2)))))
+    with pytest.raises(RuntimeError, match="bad batch"):
+        trainer_of(FracTrainCallback(module.engine), tmp_path).fit(module, loaders()[0])
+    module.fails = False
+    trainer_of(FracTrainCallback(module.engine), tmp_path).fit(module, loaders()[0])
+    assert module.engine.ledger.turning_steps == (6,) and module.engine.ledger.rows[-1].samples == 80
+
+
+def test_a_resumed_fit_counts_watched_steps_on(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+    watching = WatchCallback(every=3)
+    trainer_of(FracTrainCallback(), tmp_path, epochs=2, callbacks=[watching, saving], enable_checkpointing=True).fit(
+        Digits(rewritten()), loaders()[0]
+    )
+    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 4, 7, 10]  # 5 batches an epoch
+    again = WatchCallback(every=3)
+    path = f"{tmp_path}/epoch=0.ckpt"
+    other = trainer_of(FracTrainCallback(), tmp_path, epochs=2, callbacks=[again])
+    other.fit(Digits(rewritten()), loaders()[0], ckpt_path=path, weights_only=False)
+    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 4, 7, 10]
+    assert again.watched is not None and again.watched.steps == 10

@@ -258,6 +258,44 @@ def test_a_file_of_records_that_is_cut_off_is_read_up_to_there_and_a_damaged_one
         list(read_steps(path))
 
 
+def test_a_line_that_a_killed_process_left_unfinished_is_dropped_before_the_next(tmp_path: Path) -> None:
+    path, model = tmp_path / "numerics.jsonl", rewritten()
+    train(model, 2, every=1, out=path)
+    path.write_text(path.read_text()[:-50])
+    train(model, 2, every=1, out=path)
+    assert [step.step for step in read_steps(path)] == [1, 1, 2]
+
+
+def test_steps_that_a_file_takes_do_not_pile_up_in_memory(tmp_path: Path) -> None:
+    model = rewritten()
+    _, watched = train(model, 4, every=1, out=tmp_path)
+    assert watched is not None and [record.step for record in watched.records] == [3, 4]
+    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 2, 3, 4]
+    told: list[int] = []
+    with Watch(model, every=1, told=lambda step: told.append(step.step)) as heard:
+        train(model, 3)
+    assert (told, [record.step for record in heard.records]) == ([1, 2, 3], [2, 3])
+
+
+def test_a_watch_that_an_ended_run_of_a_trainer_left_open_yields() -> None:
+    class Run:
+        """The run of a trainer, which ends without closing its watch."""
+
+    model, first, second = rewritten(), Run(), Run()
+    Watch(model, every=1, run=first).__enter__()
+    for other in (watch(model), Watch(model, run=first)):
+        with pytest.raises(ConfigError, match="being watched already"), other:
+            pass
+    with Watch(model, every=1, run=second) as watched:  # one trainer trains a model at a time
+        train(model, 2)
+    assert [record.step for record in watched.records] == [1, 2]
+    Watch(model, every=1, run=first).__enter__()
+    del first
+    with watch(model, every=1) as watched:
+        train(model, 2)
+    assert [record.step for record in watched.records] == [1, 2]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_watched_step_of_a_compiled_model_runs_eagerly_and_says_so(in_place: bool) -> None:

@@ -14,7 +14,7 @@ from fractrain_fx import Engine, FracModel
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import price_run
-from fractrain_fx.nn.cost import Cost, CostMeter
+from fractrain_fx.nn.cost import Cost, CostMeter, Forward
 from fractrain_fx.training import RunResult, RunSettings, TrainSettings
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.look import epoch_bits
@@ -32,8 +32,14 @@ class Steered:
         self.frac_config, self.macs, self.targets = model.frac_config, model.macs, model.targets
         self.uncounted, self.trained_share, self.gated_share = model.uncounted, model.trained_share, model.gated_share
         (self._meter,) = (module for module in model.graph_module.modules() if isinstance(module, CostMeter))
-        self.batch, self.tokens = BATCH, None
         self.cost: Cost
+
+    @property
+    def training_forward(self) -> Forward:
+        return Forward(self.cost, BATCH, None)
+
+    def count_forward(self) -> Forward:
+        return self.training_forward
 
     def set_precision(self, precision: Precision) -> None:
         raise AssertionError("only gated methods are made here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -127,6 +128,26 @@ def test_a_run_of_one_epoch_is_a_point(trained: Path, tmp_path: Path) -> None:
         marks = ElementTree.parse(plots / f"{name}.svg").iter("{http://www.w3.org/2000/svg}path")
         circles = [mark for mark in marks if mark.get("aria-roledescription") == "circle"]
         assert ["run: run" in str(mark.get("aria-label")) for mark in circles if mark.get("opacity") != "0"] == [True]
+
+
+def test_a_run_without_a_finite_measure_is_reported_without_a_best_evaluation(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained / "static", run, ignore=shutil.ignore_patterns("checkpoint-*"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row | {"test_accuracy": None}) + "\n" for row in rows))
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    result |= {"value": math.nan, "best": math.nan, "best_epoch": 0}
+    result["hardware"]["best"]["by_block"] = {}  # the cost of no epoch
+    (run / "result.json").write_text(json.dumps(result))
+    assert report(run, "--out", tmp_path / "alone.html", "--plots", tmp_path / "plots") == 0
+    for names, scopes in ([run], ["end"]), ([run, trained / "pfq"], ["end", "best"]):
+        sheet = build_sheet(read_runs([str(name) for name in names]))
+        (cost,) = (panel for panel in sheet.panels if panel.key == "cost")
+        assert list(cost.controls[1].choices) == scopes
+        assert cost.notes[-1] == "run: no finite measure, so no best evaluation to sum cost up to."
+        own = next(figure for figure in cost.figures if figure.key == "blocks-run")
+        assert list(own.variants) == ["macs-end", "joules-end", "seconds-end"]
+        assert {row["run"] for row in sheet.tables.get("paths-best", [])} == {name.name for name in names[1:]}
 
 
 @pytest.mark.parametrize(

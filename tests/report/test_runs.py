@@ -10,6 +10,7 @@ import pytest
 
 from fractrain_fx.cli import main
 from fractrain_fx.errors import RunError
+from fractrain_fx.report.frames import epoch_rows, stage_rows
 from fractrain_fx.report.runs import read_run, read_runs
 
 
@@ -79,6 +80,23 @@ def test_an_epoch_whose_line_is_cut_off_is_left_out_and_said(
     assert len(read_run(run).records) == 3
 
 
+def test_a_run_whose_first_lines_were_lost_is_reported_from_the_next_epoch_on(run: Path, tmp_path: Path) -> None:
+    whole = read_run(run)
+    (run / "metrics.jsonl").write_text("".join(lines(run)[2:]))  # as of a run that went on without its metrics
+    assert report(run, "--out", tmp_path / "page.html") == 0
+    rest = read_run(run)
+    assert [record.row.epoch for record in rest.records] == [3, 4]
+    (note,) = rest.notes
+    assert "metrics.jsonl has no lines of the first 2 epochs, which were lost" in note
+    assert note in (tmp_path / "page.html").read_text()
+    assert rest.mean("cp") == pytest.approx(whole.mean("cp"))  # the result's
+    ours, theirs = epoch_rows([rest]), epoch_rows([whole])[2:]
+    assert [row["macs"] for row in ours] == [row["macs"] for row in theirs]
+    assert [row["joules"] for row in ours] == [None, None]  # summed over epochs, of which some are lost
+    seconds = [row["epoch_seconds"] for row in stage_rows([rest])]
+    assert seconds == pytest.approx([rest.records[0].train_seconds, stage_rows([whole])[3]["epoch_seconds"]])
+
+
 def damage(run: Path, what: str) -> Path:
     """Spoil a run; give what to report on."""
     metrics, text = run / "metrics.jsonl", (run / "metrics.jsonl").read_text()
@@ -90,6 +108,7 @@ def damage(run: Path, what: str) -> Path:
             return run / "empty"
         case "no epoch yet":
             metrics.unlink()
+            (run / "result.json").unlink()
         case "nothing in metrics":
             metrics.write_text("")
         case "folder of runs":
@@ -99,7 +118,9 @@ def damage(run: Path, what: str) -> Path:
         case "other line":
             metrics.write_text("".join(['{"event": 1}\n', *lines(run)]))
         case "lost line":
-            metrics.write_text("".join(lines(run)[1:]))
+            metrics.write_text("".join(lines(run)[:1] + lines(run)[2:]))
+        case "no metrics":
+            metrics.unlink()
         case "binary":
             metrics.write_bytes(b"\xff\xfe\x00")
         case "broken settings":
@@ -126,7 +147,8 @@ def damage(run: Path, what: str) -> Path:
         ("folder of runs", "holds some: fractrain report"),
         ("broken line", "line 2 of"),
         ("other line", "restore the file from a copy"),
-        ("lost line", "line 1 of"),
+        ("lost line", "line 2 of"),
+        ("no metrics", "restore that file from a copy"),
         ("binary", "restore it from a copy"),
         ("broken settings", "config.yaml could not be read as YAML"),
         ("other settings", "belong to different runs"),

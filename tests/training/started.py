@@ -50,7 +50,7 @@ def _train(arguments: list[str], environment: dict[str, str]) -> None:
 def start(arguments: list[str], ranks: int) -> list[BaseProcess]:
     """Processes forked from a server that has imported all they need, which saves seconds at each start."""
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["fractrain_fx.training", "accelerate", "sklearn.datasets", "torchmetrics"])
+    context.set_forkserver_preload(["fractrain_fx.training", "accelerate", "sklearn.datasets"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}

@@ -20,4 +20,9 @@ def test_what_comes_before_an_epoch_is_the_sum_of_the_epochs_before_it(
     for epoch in range(length.epochs + 1):
         assert length.batches_before(epoch) == sum(map(length.batches, range(epoch)))
         assert length.steps_before(epoch) == sum(map(length.steps, range(epoch)))
+    for epoch in range(length.epochs):
+        steps = [length.step_of(epoch, batch) for batch in range(1, length.batches(epoch) + 1)]
+        ends = [size for size, ends in steps if ends]
+        assert sum(ends) == length.batches(epoch) and len(ends) == length.steps(epoch)
+        assert [size for size, _ in steps] == [size for size in ends for _ in range(size)]
     assert length.steps_before(length.epochs) == (iterations or epochs * length.epoch_steps)

@@ -18,7 +18,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, DataError, ModelError, RunError, TargetError
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, resume_run
 from fractrain_fx.training.folder.checkpoint import save_checkpoint
-from fractrain_fx.training.run import hold_folder
+from fractrain_fx.training.run import build, hold_folder, trained_model
 from tests.training.runs import TINY, quiet, weights
 
 
@@ -48,6 +48,15 @@ def test_a_model_is_pre_trained_in_float_and_goes_on_with_its_weights(
 
 def test_without_a_folder_both_phases_run_too() -> None:
     assert build_trainer(settings("fine-tuning"), console=quiet()).fit().epochs == 2
+
+
+@pytest.mark.parametrize("setting", ["adaptation", "fine-tuning"])
+@pytest.mark.parametrize("gates", [{"gate_lr": "peak"}, {"gate_lr_factor": 0.5}])
+def test_settings_of_gates_are_for_the_second_phase(setting: str, gates: dict[str, Any]) -> None:
+    run = settings(setting, pretrain_epochs=1)
+    run = replace(run, train=replace(run.train, epochs=1, **gates))
+    trainer = build_trainer(run, console=quiet())
+    assert gates.items() <= vars(trainer.settings).items() and trainer.model.frac_config.gated
 
 
 def test_a_stop_in_either_phase_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +114,52 @@ def test_a_run_whose_checkpoints_are_lost_says_that_it_starts_anew_and_keeps_its
             shutil.rmtree(folder)
         console = Console(record=True, file=io.StringIO(), width=400)
         resume_run(tmp_path, console).fit()
-        words = f"no checkpoint, so the run starts anew; the metrics so far are in metrics-before-{number}.jsonl"
+        kept = f"metrics-before-{number}.jsonl, result-before-{number}.json"
+        words = f"no checkpoint, so the run starts anew; the results so far are in {kept}"
         assert words in console.export_text()
     assert (tmp_path / "metrics-before-1.jsonl").read_text() == before
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_run_whose_checkpoints_of_both_phases_are_lost_starts_both_anew(tmp_path: Path) -> None:
+    loop = TrainSettings(epochs=1, batch_size=32, device="cpu")
+    run = settings("fine-tuning", pretrain_epochs=1, train=loop, frac=FracConfig(method="float"))
+    new_run(run, tmp_path, quiet()).fit()
+    for folder in tmp_path.rglob("checkpoint-*"):
+        shutil.rmtree(folder)
+    with pytest.raises(RunError, match="already holds a run"):
+        new_run(run, tmp_path, quiet())
+    with pytest.raises(RunError, match="pretrain holds a run: its checkpoint is gone"):
+        build_trainer(run, out=tmp_path, console=quiet())
+    resume_run(tmp_path, quiet()).fit()
+    for phase in (tmp_path, tmp_path / "pretrain"):
+        for name in ("metrics.jsonl", "metrics-before-1.jsonl", "result.json", "result-before-1.json"):
+            assert (phase / name).read_text()
+
+
+def test_a_run_that_trains_meanwhile_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = TrainSettings(epochs=1, batch_size=32, device="cpu")
+    trainer = new_run(settings("standard", train=loop, frac=FracConfig(method="static")), tmp_path, quiet())
+    trainer.fit()
+
+    def meanwhile(*given: Any) -> Any:
+        (tmp_path / "checkpoint-0001").rename(tmp_path / "checkpoint-0002")  # at the end of the next epoch
+        return build(*given)
+
+    monkeypatch.setattr("fractrain_fx.training.run.build", meanwhile)
+    model, _ = trained_model(tmp_path)
+    theirs = weights(trainer)
+    assert all(torch.equal(value, theirs[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_whose_file_changed_since_it_was_trained_is_named(tmp_path: Path) -> None:
+    file, run = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(TINY.read_text())
+    loop = TrainSettings(epochs=1, batch_size=32, device="cpu")
+    new_run(settings("standard", model=f"{file}:net", train=loop), run, quiet()).fit()
+    file.write_text(TINY.read_text().replace("nn.Linear(8, num_classes)", "nn.Linear(8, num_classes, bias=False)"))
+    with pytest.raises(RunError, match="checkpoint-0001 does not fit this model: take the model it was made with"):
+        trained_model(run)
 
 
 def test_a_run_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

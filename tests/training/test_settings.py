@@ -1,9 +1,11 @@
 """Settings survive YAML, and refuse what means nothing."""
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from jsonargparse import ArgumentParser
@@ -94,6 +96,44 @@ def test_a_recipe_in_a_file_is_where_the_other_keys_start_from(tmp_path: Path) -
     assert settings.frac.gate == replace(recipe.frac.gate, beta=0.5)
     changed = replace(recipe, model="zoo:resnet74", data="cifar100")
     assert RunSettings.from_dict(recipe.to_dict()) == recipe and RunSettings.from_dict(changed.to_dict()) == changed
+
+
+def changed(settings: RunSettings) -> Iterator[RunSettings]:
+    """``settings`` with one field changed, for each field that may have one of a few other values."""
+    frac = settings.frac
+    groups = {f"frac.{f.name}": getattr(frac, f.name) for f in fields(frac) if is_dataclass(getattr(frac, f.name))}
+    for path, part in ({"": settings, "train": settings.train, "frac": frac} | groups).items():
+        kinds = get_type_hints(type(part))
+        for field in fields(part):
+            for other in (False, True, 2, 0.25, "text", *get_args(kinds[field.name]), None):
+                with suppress(ConfigError):
+                    one = replace(part, **{field.name: other})
+                    for above in reversed(path.split(".") if path else []):
+                        one = replace(frac if path in groups and above != "frac" else settings, **{above: one})
+                    if one != settings:
+                        yield one
+                        break
+
+
+@pytest.mark.parametrize("kind", ["sbm", "pfq", "dfq", "fractrain-as-the-code"])
+def test_settings_that_started_from_a_recipe_survive_plain_values(kind: str) -> None:
+    table = "table5-adaptation" if kind == "pfq" else "table3-resnet38-cifar10"
+    found = list(changed(load_recipe(f"{table}-{kind}").settings))
+    assert len(found) > 40
+    for each in found:
+        assert RunSettings.from_dict(each.to_dict()) == each
+
+
+@pytest.mark.parametrize("flags", [["--set", "targets.saturate=false"], ["--set", "schedule=cyclic"]])
+def test_a_recipe_changed_by_flags_is_what_its_file_says(flags: list[str], tmp_path: Path) -> None:
+    parser = ArgumentParser()
+    add_flags(parser)
+    recipe = ["--recipe", "table3-resnet38-cifar10-fractrain-as-the-code"]
+    settings = settings_of(parser.parse_args([*recipe, *flags]).as_dict())
+    settings.to_yaml(tmp_path / "config.yaml")
+    again = parser.parse_args(["--config", str(tmp_path / "config.yaml")]).as_dict()
+    assert RunSettings.from_yaml(tmp_path / "config.yaml") == settings == settings_of(again)
+    assert settings.frac.targets is not None and settings.frac.targets.saturate == ("cyclic" in flags[1])
 
 
 def test_the_method_knows_the_length_of_the_run() -> None:

@@ -174,9 +174,15 @@ def test_resuming_under_another_configuration_is_refused(finished: Callable[[str
 
 def test_a_trainer_does_not_write_over_another_ones_run(finished: Callable[[str, Path], None], tmp_path: Path) -> None:
     finished("fractrain", tmp_path)
+    metrics = (tmp_path / "metrics.jsonl").read_text()
     first = build_trainer(settings(epochs=1), console=quiet())
-    with pytest.raises(RunError, match="holds a run"):
-        Trainer(first.model, first.data, first.settings, out=tmp_path, console=quiet()).fit()
+    second = Trainer(first.model, first.data, first.settings, out=tmp_path, console=quiet())
+    with pytest.raises(RunError, match=r"holds a run: call resume\(\) first"):
+        second.fit()
+    shutil.rmtree(tmp_path / "checkpoint-0002")  # which takes most room
+    with pytest.raises(RunError, match="holds a run: its checkpoint is gone, so move its files away"):
+        second.fit()
+    assert (tmp_path / "metrics.jsonl").read_text() == metrics
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
@@ -302,6 +308,30 @@ def test_accumulated_batches_make_one_optimizer_step() -> None:
     trainer._prepared.optimizer.optimizer.register_step_post_hook(lambda *arguments: steps.append(arguments))
     trainer.fit()
     assert len(steps) == 1
+
+
+@pytest.mark.parametrize("method", ["float", "dfq"])
+def test_a_step_with_fewer_batches_than_accumulate_takes_their_mean_too(method: str) -> None:
+    runs = []
+    for accumulate in (3, 8):  # 3 batches a pass
+        trainer = build_trainer(settings(method, accumulate=accumulate, epochs=2), console=quiet())
+        trainer.fit()
+        runs.append((weights(trainer), trainer.engine.state_dict()))
+    assert all(torch.equal(runs[0][0][name], runs[1][0][name]) for name in runs[0][0])
+    assert runs[0][1] == runs[1][1]
+
+
+def test_a_run_whose_last_steps_are_short_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    whole = new_run(settings(epochs=3, accumulate=2), tmp_path / "whole", quiet())
+    whole.fit()
+    parts = new_run(settings(epochs=3, accumulate=2), tmp_path / "parts", quiet())
+    interrupt_in_epoch(parts, 2)
+    with pytest.raises(KeyboardInterrupt):
+        parts.fit()
+    resumed = resume_run(tmp_path / "parts", quiet())
+    resumed.fit()
+    assert all(torch.equal(weights(resumed)[name], value) for name, value in weights(whole).items())
+    assert resumed.engine.state_dict() == whole.engine.state_dict()
 
 
 def test_evaluation_sees_every_test_sample() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from fractrain_fx.capture.recording.memory import Memory, note_memory
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.symbolic import READS, Symbol, has_symbols, plain, value_of
 from fractrain_fx.capture.targets import function_node
@@ -105,9 +106,7 @@ def _object(writer: Writer, value: Any, cut: bool) -> Any:
         parts = {key: argument(writer, part, cut) for key, part in value.items()}
         names = all(key.isidentifier() and not iskeyword(key) for key in parts)
         if names and isinstance(value, OrderedDict) and [*type(value)(**value)] != [*value]:
-            return writer.create(
-                "call_function", function_node(_in_order_of(type(value)), type(value).__name__), (), parts
-            )
+            return _built(writer, _in_order_of(type(value)), (), parts, type(value).__name__)
         return _built(writer, type(value), (), parts) if names else _built(writer, type(value), (parts,), {})
     if isinstance(value, DISTRIBUTED):
         return _rebuilt(writer, value, cut)
@@ -118,8 +117,8 @@ def _object(writer: Writer, value: Any, cut: bool) -> Any:
     leaves, spec = pytree.tree_flatten(value)
     if leaves == [value] or not holds_tensor(leaves):
         raise UnrepresentableError(type(value).__name__)
-    rebuild = function_node(lambda *parts: pytree.tree_unflatten(parts, spec), type(value).__name__)
-    return writer.create("call_function", rebuild, tuple(argument(writer, part, cut) for part in leaves))
+    held = (argument(writer, part, cut) for part in leaves)
+    return _built(writer, lambda *given: pytree.tree_unflatten(given, spec), held, {}, type(value).__name__)
 
 
 def _in_order_of(kind: type[OrderedDict[str, Any]]) -> Callable[..., Any]:
@@ -148,12 +147,17 @@ def _rebuilt(writer: Writer, value: Any, cut: bool) -> Node:
         vars(made).update(fixed | parts)
         return made
 
-    return writer.create("call_function", function_node(rebuild, kind.__name__), (), held)
+    return _built(writer, rebuild, (), held, kind.__name__)
 
 
-def _built(writer: Writer, kind: type[Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Node:
+def _built(
+    writer: Writer, make: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], name: str = ""
+) -> Node:
+    """A node that makes a container of its operands, in whose memory the container's tensors lie."""
     # Code generation fails for a class as argument or target of a node, but not for a function that calls it.
-    return writer.create("call_function", function_node(kind, kind.__name__), tuple(args), kwargs)
+    node = writer.create("call_function", function_node(make, name or make.__name__), tuple(args), kwargs)
+    note_memory(node, Memory(shares=frozenset([*range(len(node.args)), *node.kwargs])))
+    return node
 
 
 def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_place: set[int], cut: bool = False) -> Any:

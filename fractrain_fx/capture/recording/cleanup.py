@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate
 from fractrain_fx.capture.compare import equal
 from fractrain_fx.capture.recording.ambient import REGIONS
 from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.recording.memory import memory_in, note_memory
 from fractrain_fx.capture.recording.writer import SHAPE
 from fractrain_fx.capture.source import CAPTURE
 from fractrain_fx.capture.targets import IN_PLACE_OPERATORS
@@ -78,7 +79,12 @@ def has_effect(node: Node) -> bool:
 
 
 def changes_operands(node: Node) -> bool:
-    """Whether a node is ``setitem``, a method that ends in ``_``, or called with ``out=`` or ``inplace=True``."""
+    """Whether a node's call changed an operand when it was recorded, or does so by the way in which it is written.
+
+    It is then ``setitem``, a method that ends in ``_``, or called with ``out=`` or ``inplace=True``.
+    """
+    if memory_in(node).writes or node.target is setattr:
+        return True
     if node.op == "call_method":
         name = str(node.target)
         return name.endswith("_") and not name.endswith("__")
@@ -110,9 +116,20 @@ def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
         Whether that was possible; if not, nothing was changed.
     """
     changes = _changes(train, evaluation, additions)
-    for node, other in changes or ():
+    if changes is None:
+        return False
+    for node, other in zip(_calls(train), _calls(evaluation), strict=True):
+        note_memory(node, memory_in(other))
+        if other.meta.get("effect"):
+            node.meta["effect"] = True
+    for node, other in changes:
         _follow_mode(node, other, additions)
-    return changes is not None
+    return True
+
+
+def _calls(graph: Graph) -> list[Node]:
+    """The nodes but for those that read attributes, whose places do not matter."""
+    return [node for node in graph.nodes if node.op != "get_attr"]
 
 
 def _follow_mode(node: Node, other: Node, additions: Additions) -> None:
@@ -134,7 +151,7 @@ def _follow_mode(node: Node, other: Node, additions: Additions) -> None:
 
 def same_calls(a: Graph, b: Graph, additions: Additions) -> bool:
     """Whether two graphs make the same calls, with the same constants, on tensors of the same shapes."""
-    shapes = ([node.meta.get(SHAPE) for node in graph.nodes if node.op != "get_attr"] for graph in (a, b))
+    shapes = ([node.meta.get(SHAPE) for node in _calls(graph)] for graph in (a, b))
     return operator.eq(*shapes) and _changes(a, b, additions) == []
 
 
@@ -142,8 +159,7 @@ def _changes(train: Graph, evaluation: Graph, additions: Additions) -> list[tupl
     """Nodes whose constants differ, each with that of the other graph; ``None`` if the graphs make other calls."""
     pairs: dict[Node, Node] = {}
     changes: list[tuple[Node, Node]] = []
-    # The place of a get_attr node does not matter, so these nodes are compared as arguments.
-    calls = [[node for node in graph.nodes if node.op != "get_attr"] for graph in (train, evaluation)]
+    calls = _calls(train), _calls(evaluation)  # attributes are compared as arguments
     if len(calls[0]) != len(calls[1]):
         return None
     for ours, theirs in zip(*calls, strict=True):

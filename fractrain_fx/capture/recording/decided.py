@@ -6,9 +6,9 @@ A call is made again on tensors without data, and only if code looks at a size o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,15 @@ Made = tuple["_Call", int]
 """A call, and the place of a tensor among its results."""
 
 
+class Operand(NamedTuple):
+    """A tensor that a call got: its shape then, whether its values vary, and the node that it came from."""
+
+    tensor: Tensor
+    shape: Shape
+    varies: bool
+    node: Node | None
+
+
 @dataclass
 class _Call:
     """A call of the recorded run.
@@ -56,9 +65,10 @@ class _Call:
         name: its name.
         own: whether code of the model runs, which may read values for other things than sizes.
         args: positional and keyword arguments.
-        operands: the tensors among them with their shapes, and the nodes that they came from.
+        operands: the tensors among them.
         shapes: the shapes of its results.
         in_place: whether a result is an operand.
+        ragged: whether a tensor among operands and results is nested.
         sizes: for each result, once code has looked at any.
     """
 
@@ -66,9 +76,10 @@ class _Call:
     name: str
     own: bool
     args: tuple[tuple[Any, ...], Mapping[str, Any]]
-    operands: list[tuple[Shape, Node | None]]
+    operands: list[Operand]
     shapes: list[Shape]
     in_place: bool
+    ragged: bool
     sizes: list[Sizes] | None = None
 
 
@@ -84,6 +95,11 @@ class Decided:
         self._model, self._writer = model, writer
         self._made: dict[Node, Made] = {}
 
+    def operands(self, tensors: Iterable[Tensor]) -> list[Operand]:
+        """The tensors that a call is about to get, as they are now: it may change them."""
+        depends, known = self._writer.depends, self._writer.known
+        return [Operand(x, _shape(x), depends(x, Source.DATA), known(x)) for x in tensors]
+
     def inner(self, result: Any, op: str) -> list[Made | None]:
         """For each tensor that a module returns, the call inside it that made the tensor, if it was recorded."""
         nodes = map(self._writer.node_before, tensors_in(result) if op == "call_module" else ())
@@ -94,7 +110,7 @@ class Decided:
         op: str,
         target: Any,
         args: tuple[tuple[Any, ...], Mapping[str, Any]],
-        operands: list[tuple[Tensor, Node | None]],
+        operands: list[Operand],
         result: Any,
         inner: list[Made | None],
         own: bool,
@@ -105,22 +121,23 @@ class Decided:
             op: of its node.
             target: of its node.
             args: positional and keyword arguments.
-            operands: the tensors among them, with the nodes that they came from before the call.
+            operands: see :meth:`operands`.
             result: what it returned.
             inner: see :meth:`inner`.
             own: whether it is a function or a method of the model.
         """
         found = list(tensors_in(result))
-        taken = {id(x) for x, _ in operands}
+        taken = {id(each.tensor) for each in operands}
         name = str(target if op == "call_method" else getattr(target, "__name__", target))
         call = _Call(
             run=None if own else self._runner(op, target),
             name=name,
             own=op == "call_module" or getattr(target, "__module__", None) == function_node.__module__,
             args=args,
-            operands=[(_shape(x), node) for x, node in operands],
+            operands=operands,
             shapes=list(map(_shape, found)),
             in_place=any(id(x) in taken for x in found),
+            ragged=any(x.is_nested for x in (*found, *(each.tensor for each in operands))),
         )
         for place, x in enumerate(found):
             node = self._writer.known(x)
@@ -132,7 +149,7 @@ class Decided:
         waiting = [node]
         while waiting:
             call = self._call(waiting[-1])
-            rest = [] if call is None else [each for _, each in call.operands if each is not None and self._open(each)]
+            rest = [x.node for x in call.operands if x.node is not None and self._open(x.node)] if call else []
             if rest:
                 waiting += rest
             else:
@@ -183,17 +200,14 @@ class Decided:
             return torch.func.functional_call(part, state, args, kwargs, tie_weights=False)
 
     def _sizes_of(self, call: _Call) -> list[Sizes]:
-        given = [(shape, _FIXED if node is None else self.sizes(node)) for shape, node in call.operands]
+        given = [(x.shape, _FIXED if x.node is None else self.sizes(x.node)) for x in call.operands]
         inherited = [_inherited(call.name, shape, given) for shape in call.shapes]
-        if call.in_place or not any(self._varies(x) for x in tensors_in(call.args)):
+        if call.in_place or call.ragged or not any(x.varies for x in call.operands):
             return inherited
         own = self._own_dims(call)
         if own is None:
             return [Sizes(each.data, ALL_DIMS) for each in inherited]
         return [Sizes(each.data | dims, each.unknown) for each, dims in zip(inherited, own, strict=True)]
-
-    def _varies(self, x: Tensor) -> bool:
-        return self._writer.depends(x, Source.DATA)
 
     def _own_dims(self, call: _Call) -> list[frozenset[int]] | None:
         """For each result the dimensions whose length this call takes from data; ``None`` if it does not say."""
@@ -222,20 +236,23 @@ class Decided:
             return None
 
     def _made_again(self, call: _Call, numbers: tuple[int, int] | None = None) -> list[Shape]:
-        """The shapes of a call's results without data; ``numbers``: the first one to give for those from data, a step."""
+        """The shapes of a call's results without data.
+
+        ``numbers``: the first number to take for those that data would give, and the step to the next one.
+        """
         first, step = numbers or (0, 0)
-        read = 0
+        read, varying = 0, {id(x.tensor) for x in call.operands if x.varies}
 
         def change(x: Any) -> Any:
             nonlocal read
             number = isinstance(x, SymbolicInt) and of_values(x)
-            number = number or (isinstance(x, Tensor) and x.ndim == 0 and x.dtype != torch.bool and self._varies(x))
+            number = number or (id(x) in varying and x.ndim == 0 and x.dtype != torch.bool)
             if numbers is not None and number:
                 read += 1
                 return first + step * (read - 1)
             if not isinstance(x, Tensor):
                 return plain(x)
-            return _without_data(x) if self._varies(x) else mode.from_tensor(x)
+            return _without_data(x) if id(x) in varying else mode.from_tensor(x)
 
         assert call.run is not None
         with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True) as mode:

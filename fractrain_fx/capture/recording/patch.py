@@ -97,9 +97,10 @@ class Calls:
                     self.arrays.add(callee)
                 if weighted == self.weighted and only_constants(result):
                     with contextlib.suppress(UnrepresentableError):
+                        target: Any
                         if callee.method:
-                            path = recorder.writer.additions.kept("methods", callee, lambda: Method(owner, callee.name))
-                            op, target = "call_module", path
+                            op, kept = "call_module", recorder.writer.additions.kept
+                            target = kept("methods", callee, lambda: Method(owner, callee.name))
                         else:
                             op, target = "call_function", targets.function_node(own_containers(real), name)
                         return recorder.write(op, target, args, kwargs, result, watched, random=drew, own=True)

@@ -24,6 +24,7 @@ from fractrain_fx.capture.recording.effects import Effects, Watch, Written
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee, require_nothing
 from fractrain_fx.capture.recording.kept.hidden import MODULE, HiddenCalls, contractions_in_operator, products_after
+from fractrain_fx.capture.recording.memory import Memory, note_memory
 from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.capture.recording.writer import Return, Source, UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.symbolic import plain
@@ -172,7 +173,7 @@ class Recorder(TorchFunctionMode):
         if not (nothing or changed or holds_tensor(result)):
             self.hidden.forget()
             return result
-        given, inner = [(x, writer.known(x)) for x in watched.tensors], self.decided.inner(result, op)
+        given, inner = self.decided.operands(watched.tensors), self.decided.inner(result, op)
         taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
         off = not torch.is_grad_enabled()
         # A result that requires a gradient all the same is a new leaf; one that is an argument keeps its history.
@@ -187,6 +188,7 @@ class Recorder(TorchFunctionMode):
             argument(writer, dict(kwargs), cut),
             effect=bool(changed) or drawn or nothing,
         )
+        note_memory(node, Memory.of(args, kwargs, result, in_place))
         if nothing and own:
             writer.create("call_function", require_nothing, (node,), effect=True)
         self.ambient.leave(region)

@@ -89,7 +89,7 @@ class Writer:
         self.paused = self.returning = False
         self._home: tuple[Node, torch.device] | None = None
         self._alive: list[Any] = []
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, list[Node]] = {}  # the latest last: a fold erases those that it made
         self._cache: dict[Any, Node] = {}
         self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
         self._blamed: set[int] = set()
@@ -162,7 +162,7 @@ class Writer:
     def bind(self, value: Tensor, node: Node) -> None:
         """Map this tensor object to ``node``."""
         self._alive.append(value)
-        self._nodes[id(value)] = node
+        self._nodes.setdefault(id(value), []).append(node)
         node.meta.setdefault(SHAPE, None if value.is_nested else tuple(value.shape))
         if is_strided(value) and not value.is_contiguous():
             strides = value.stride()
@@ -174,12 +174,11 @@ class Writer:
 
     def known(self, value: Tensor) -> Node | None:
         """The node that a tensor came from, or ``None``."""
-        node = self._nodes.get(id(value))
-        return None if node is None or node._erased else node
+        return next((node for node in reversed(self._nodes.get(id(value), ())) if not node._erased), None)
 
     def node_before(self, value: Tensor) -> Node | None:
         """The node that a tensor came from, which may have been erased since."""
-        return self._nodes.get(id(value))
+        return self._nodes.get(id(value), [None])[-1]
 
     def owned(self, value: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model."""

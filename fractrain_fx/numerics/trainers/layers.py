@@ -103,7 +103,7 @@ def layer_precisions(found: Sensitivities, budget: float | Precision | str, trai
     that the trainer cannot convert, and those that training here leaves in float, are in bf16.
 
     Args:
-        found: the sensitivities at 8 bits, and at 4 bits for a trainer that has them.
+        found: the sensitivities at 8 bits; if all have them at 4 bits too, a trainer that has these may choose them.
         budget: ``cp_total`` in per cent, or a precision that stands for what it costs everywhere.
         trainer: one of ``TRAINERS``.
 

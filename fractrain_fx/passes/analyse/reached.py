@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from fractrain_fx.capture import changes_operands
-from fractrain_fx.passes.graph.aliases import base, is_view
+from fractrain_fx.passes.graph.aliases import shares_memory, written
 from fractrain_fx.passes.graph.facts import facts
 
 __all__ = ["reached_by_gradient"]
@@ -19,7 +18,7 @@ def reached_by_gradient(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     later: set[Node] = set()
     for node in reversed(graph.nodes):
-        writes = changes_operands(node) and _is_read_elsewhere(base(node), later)
+        writes = any(_is_read_elsewhere(operand, later) for operand in written(node))
         read = any(user in found for user in node.users)
         if node.op == "output" or writes or (read and _passes(node)):
             found.add(node)
@@ -27,9 +26,9 @@ def reached_by_gradient(graph: Graph) -> set[Node]:
     return found
 
 
-def _is_read_elsewhere(written: Node | None, later: set[Node]) -> bool:
-    """Whether nodes read what was written otherwise than from the node that writes."""
-    return written is None or is_view(written) or any(user in later for user in written.users)
+def _is_read_elsewhere(operand: Node, later: set[Node]) -> bool:
+    """Whether nodes may read what was written to an operand otherwise than from the node that writes."""
+    return bool(shares_memory(operand)) or any(user in later for user in operand.users)
 
 
 def _passes(node: Node) -> bool:

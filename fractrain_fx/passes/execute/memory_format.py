@@ -13,14 +13,13 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.modules import activation, batchnorm, instancenorm, normalization, padding, pooling, upsampling
 from torch.nn.modules.dropout import _DropoutNd
 
-from fractrain_fx.capture import changes_operands
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.arithmetic import Convolution
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import with_channels_last
 from fractrain_fx.passes.execute.fuse import require_fused
-from fractrain_fx.passes.graph.aliases import base, is_view, memory_of
+from fractrain_fx.passes.graph.aliases import memory_of, written
 from fractrain_fx.passes.graph.contractions import contraction, function_name, operand
 from fractrain_fx.passes.graph.edit import owner_module
 from fractrain_fx.passes.graph.facts import Role, facts
@@ -171,10 +170,10 @@ def _readers(graph_module: GraphModule, fused: set[Node]) -> tuple[dict[Node, No
             loose.add(node)
         elif sources and reading == "plain":
             several = any(facts(source).shape is None for source in sources)  # several tensors in one value
-            if several or changes_operands(node):
+            if several or written(node):
                 return starts, None
             found[node] = sources
-        if sources and reading != "any" and node.op != "output" and _is_written(graph_module, node):
+        if sources and reading != "any" and _is_written(node, sources):
             return starts, None
     return starts, found
 
@@ -212,12 +211,12 @@ def _reading_of(module: nn.Module | None, role: Role | None) -> Reading:
     return "any" if known or type(module).__name__ in _LAYERS else "plain"
 
 
-def _is_written(graph_module: GraphModule, view: Node) -> bool:
-    """Whether a later node writes into memory that a view would share, if it were no copy."""
-    if not is_view(view):
-        return False
-    memory = memory_of(view, graph_module)
-    return any(changes_operands(node) and memory_of(base(node), graph_module) is memory for node in _after(view))
+def _is_written(view: Node, sources: list[Node]) -> bool:
+    """Whether a later node writes into memory that a node's value shares with its sources, if these are not copied."""
+    memory = memory_of(view)
+    return not memory.isdisjoint(sources) and any(
+        not memory.isdisjoint(memory_of(operand)) for node in _after(view) for operand in written(node)
+    )
 
 
 def _after(node: Node) -> Iterator[Node]:

@@ -10,11 +10,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn import functional as F
 
-from fractrain_fx.capture import changes_operands
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU, relu
 from fractrain_fx.execution.blocks.original import Original
-from fractrain_fx.passes.graph.aliases import base, memory_of
+from fractrain_fx.passes.graph.aliases import memory_of, written
 from fractrain_fx.passes.graph.edit import NAMESPACE, identifier, insert_module, owner_module
 
 __all__ = ["ReplaceReLUs"]
@@ -54,8 +53,7 @@ def _is_relu(node: Node, graph_module: GraphModule) -> bool:
     module = owner_module(graph_module, node)
     if type(module) is not nn.ReLU and not (node.op == "call_function" and node.target in (F.relu, torch.relu)):
         return False
-    if len(node.all_input_nodes) != 1 or not changes_operands(node):
-        return len(node.all_input_nodes) == 1
-    operand = base(node)
-    own = operand is not None and operand.op not in ("placeholder", "get_attr") and len(operand.users) == 1
-    return own and memory_of(operand, graph_module) is operand
+    return len(node.all_input_nodes) == 1 and all(
+        operand.op not in ("placeholder", "get_attr") and len(operand.users) == 1 and memory_of(operand) == {operand}
+        for operand in written(node)
+    )

@@ -12,11 +12,12 @@ from fractrain_fx.errors import PassError
 from fractrain_fx.execution.attention import Probabilities
 from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.remade import Made, ModuleMaker, keeps_its_input
+from fractrain_fx.execution.remade import Made, ModuleMaker, can_run_again
 from fractrain_fx.nn.attention import attention_probabilities
 from fractrain_fx.passes.graph.aliases import base, is_view
 from fractrain_fx.passes.graph.edit import NAMESPACE, graphs_of, insert_module, owner_module
 from fractrain_fx.passes.graph.facts import facts
+from fractrain_fx.passes.graph.writes import Writes
 
 __all__ = ["RemakeOperands"]
 
@@ -24,7 +25,8 @@ __all__ = ["RemakeOperands"]
 class RemakeOperands(PassBase):
     """Give each fused op whose first operand is a norm's or GELU's output the tensor that it was made from.
 
-    Attention's probabilities, which an op multiplies by the values, are made again from queries and keys.
+    Attention's probabilities, which an op multiplies by the values, are made again from queries and keys. An output
+    that another node writes into before the op reads it is kept.
 
     Requires: a graph after ``Fuse``. Ensures: values and gradients stay the same bit for bit.
     """
@@ -45,6 +47,7 @@ class RemakeOperands(PassBase):
 
 def _connect(graph_module: GraphModule) -> bool:
     children = cast(dict[str, nn.Module], graph_module._modules)
+    writes = Writes(graph_module.graph)
     changed = False
     for node in graph_module.graph.nodes:
         fused = owner_module(graph_module, node)
@@ -54,7 +57,7 @@ def _connect(graph_module: GraphModule) -> bool:
         if (probabilities := _probabilities(graph_module, node, fused)) is not None:
             fused.maker = _replaced(graph_module, probabilities)
             source, value = probabilities.args[0], node.kwargs["a"]
-        elif (module := _module(graph_module, node.kwargs["a"])) is not None:
+        elif (module := _module(graph_module, node.kwargs["a"])) and not _is_written(writes, module, node):
             fused.maker = ModuleMaker(Original(children, str(module.target)))
             source, value = module.args[0], module
         if fused.maker is not None:
@@ -68,10 +71,16 @@ def _connect(graph_module: GraphModule) -> bool:
 
 def _module(graph_module: GraphModule, operand: Node | None) -> Node | None:
     """The call of a module in whose output an operand may lie, if it can be made again."""
-    while operand is not None and not keeps_its_input(owner_module(graph_module, operand)):
+    while operand is not None and not can_run_again(owner_module(graph_module, operand)):
         same = isinstance(owner_module(graph_module, operand), nn.Identity | nn.Dropout) or is_view(operand)
         operand = base(operand) if same else None
     return operand if operand is not None and len(operand.args) == 1 and not operand.kwargs else None
+
+
+def _is_written(writes: Writes, value: Node, reader: Node) -> bool:
+    """Whether a node between a value and its reader may change the value."""
+    last = writes.last(value, reader)
+    return last is not None and last > value
 
 
 def _probabilities(graph_module: GraphModule, node: Node, fused: FusedOp) -> Node | None:

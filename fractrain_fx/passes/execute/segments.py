@@ -6,20 +6,22 @@ graph that users see stays whole.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import nn
 from torch.fx import Graph, Node
 
-from fractrain_fx.capture import RecordedModule, changes_operands
+from fractrain_fx.capture import RecordedModule
 from fractrain_fx.capture.recording.ambient import REGIONS
-from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
-from fractrain_fx.passes.graph.aliases import base, memory_of
-from fractrain_fx.passes.graph.edit import NAMESPACE, copied, owner_module
+from fractrain_fx.execution.remade import Made
+from fractrain_fx.passes.graph.aliases import base, memory_of, written
+from fractrain_fx.passes.graph.edit import NAMESPACE, copied
 from fractrain_fx.passes.graph.facts import facts
 from fractrain_fx.passes.graph.state import (
     ParameterPlace,
@@ -70,21 +72,37 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
 
     Gates are segments of their own, so that a block may run again with the precision it has. Without gates a segment
     ends with each residual block. A model without residual blocks is cut after the instances of that module class
-    which gives few and short segments. No cut lies between a value and an op that changes it in place.
+    which gives few and short segments. No cut lies between a value and an op that changes it in place. An op makes no
+    operand again that another segment has made: backward of a segment has the parameters of that segment only.
 
     Args:
         graph_module: the copy.
         leaves: paths of modules that were recorded as one node.
     """
     nodes = list(graph_module.graph.nodes)
-    free = _Free(graph_module, nodes)
+    free = _Free(nodes)
     places = sorted({place for each in _wished(nodes) if (place := free.from_(each)) is not None})
     last = max((place for place, node in enumerate(nodes) if facts(node).op is not None), default=0)
     ends = [0, *(place for place in places if place <= last), len(nodes)]  # the cost alone is no segment
     parts = [nodes[a:b] for a, b in itertools.pairwise(ends)]
     home = {node: number for number, part in enumerate(parts) for node in part}
     changed = frozenset(buffers_changed(graph_module, nodes))
-    return [_segment(graph_module, part, home, leaves, changed) for part in parts]
+    with _operands_of_others_kept(home):
+        return [_segment(graph_module, part, home, leaves, changed) for part in parts]
+
+
+@contextlib.contextmanager
+def _operands_of_others_kept(home: Mapping[Node, int]) -> Iterator[None]:
+    """While the context is open, ops know no maker of an operand that lies in another segment."""
+    makers = {node: cast(Made, made) for node in home if (made := node.kwargs.get("made")) is not None}
+    apart = {node: node.kwargs for node, made in makers.items() if home[cast(Node, made.value)] != home[node]}
+    for node, kwargs in apart.items():
+        node.kwargs = {**kwargs, "made": None}
+    try:
+        yield
+    finally:
+        for node, kwargs in apart.items():
+            node.kwargs = kwargs
 
 
 def chain(
@@ -148,26 +166,24 @@ def _once(graph_module: RecordedModule, nodes: Sequence[Node], leaves: Collectio
         for path in [*paths, *([op.module] if op else [])]:
             if path in leaves or path.startswith(f"{NAMESPACE}.methods."):
                 return f"{path} was recorded as one node and may keep state of its own"
-        memory = memory_of(base(node), graph_module) if _writes(node, graph_module) else None
-        if memory is not None and memory.op == "placeholder":
-            return f"{node.name} changes an input of the model in place"
-        if memory is not None and memory.op == "get_attr" and parameter_at(graph_module, memory) is not None:
-            return f"{node.name} changes the parameter {memory.target}"
+        for memory in _changed(node):
+            if memory.op == "placeholder":
+                return f"{node.name} changes an input of the model in place"
+            if memory.op == "get_attr" and parameter_at(graph_module, memory) is not None:
+                return f"{node.name} changes the parameter {memory.target}"
     return None
 
 
 class _Free:
     """The places of a graph where it may be cut. A place is the number of the node behind the cut."""
 
-    def __init__(self, graph_module: RecordedModule, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node]) -> None:
         self._barred = [False] * len(nodes)
         number = {node: place for place, node in enumerate(nodes)}
         for node in nodes:
-            start = memory_of(base(node), graph_module) if _writes(node, graph_module) else None
-            if node.target in REGIONS.values():
-                start = base(node)
-            if start is not None and start.op != "get_attr":
-                first = number[start] + 1
+            starts = _changed(node) if node.target not in REGIONS.values() else {base(node)}
+            if places := [number[start] for start in starts if start is not None and start.op != "get_attr"]:
+                first = min(places) + 1
                 self._barred[first : number[node] + 1] = [True] * (number[node] + 1 - first)
         # A cut lies in front of a node that runs, and behind another one.
         runs = [place for place, node in enumerate(nodes) if node.op not in _NOT_RUN]
@@ -178,12 +194,9 @@ class _Free:
         return next((each for each in self._places if each >= place), None)
 
 
-def _writes(node: Node, graph_module: RecordedModule) -> bool:
-    """Whether a node may change the memory of its first operand."""
-    module = owner_module(graph_module, node)
-    if isinstance(module, MasklessReLU):
-        return bool(getattr(module.original.find(), "inplace", False))
-    return node.target is setattr or changes_operands(node)
+def _changed(node: Node) -> set[Node]:
+    """The nodes in whose memory a node may change values."""
+    return {memory for operand in written(node) for memory in memory_of(operand)}
 
 
 def _wished(nodes: Sequence[Node]) -> set[int]:

@@ -1,18 +1,20 @@
-"""Find the node whose memory a value of the graph may share."""
+"""Find the nodes that may share memory, and those that write to it.
+
+A recording notes on each node what its call did (``capture/recording/memory.py``). Names say what else a call may do:
+for other layouts, types and modes, and for nodes that a pass has put into the graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fractrain_fx.capture import changes_operands
+from fractrain_fx.capture import changes_operands, memory_in
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.contractions import function_name
-from fractrain_fx.passes.graph.edit import owner_module
+from fractrain_fx.passes.graph.edit import reached
 
-__all__ = ["base", "is_view", "memory_of"]
+__all__ = ["base", "is_view", "memory_of", "shares_memory", "written"]
 
 # Calls whose result may lie in the memory of their first operand.
 _VIEWS = frozenset(
@@ -21,6 +23,8 @@ _VIEWS = frozenset(
         *("swapdims", "squeeze", "unsqueeze", "expand", "expand_as", "broadcast_to", "chunk", "split", "tensor_split"),
         *("split_with_sizes", "unbind", "getitem", "getattr", "narrow", "select", "diagonal", "contiguous", "detach"),
         *("alias", "to", "type", "type_as", "float", "half", "bfloat16", "double", "view_as_real", "view_as_complex"),
+        *("ravel", "cpu", "cuda", "bool", "byte", "char", "short", "int", "long", "cfloat", "cdouble", "chalf"),
+        *("resolve_conj", "resolve_neg", "conj_physical", "sum_to_size", "dequantize", "to_dense"),
     }
 )
 
@@ -36,21 +40,33 @@ def base(node: Node) -> Node | None:
     return first if isinstance(first, Node) else None
 
 
-def memory_of(node: Node | None, graph_module: GraphModule) -> Node | None:
-    """The node whose memory a value may share."""
-    for each in _aliases(node, graph_module):
-        node = each
-    return node
+def written(node: Node) -> list[Node]:
+    """The operands that a call may change."""
+    recorded = memory_in(node).written(node)
+    if recorded or not changes_operands(node):
+        return recorded
+    first = base(node)
+    return node.all_input_nodes if first is None else [first]
 
 
-def _aliases(node: Node | None, graph_module: GraphModule) -> Iterator[Node]:
-    while node is not None:
-        yield node
-        module = owner_module(graph_module, node)
-        passes_on = module is not None and _passes_on(module)
-        node = base(node) if passes_on or function_name(node) in _VIEWS or changes_operands(node) else None
+def shares_memory(node: Node) -> list[Node]:
+    """The operands in whose memory a node's value may lie."""
+    found = memory_in(node).shared(node)
+    if (first := base(node)) is not None and (is_view(node) or changes_operands(node) or _passes_on(node)):
+        found.append(first)
+    # ``x.data = y``
+    return found + [user.args[2] for user in node.users if user.target is setattr and isinstance(user.args[2], Node)]
 
 
-def _passes_on(module: nn.Module) -> bool:
-    """Whether a module may return its own input, as dropout does in evaluation."""
+def memory_of(node: Node) -> set[Node]:
+    """A node, and all nodes in whose memory its value may lie. Two values may share memory if these sets overlap."""
+    return reached([node], shares_memory)
+
+
+def _passes_on(node: Node) -> bool:
+    """Whether a node calls a module that may return its own input, as dropout does in evaluation."""
+    owner = node.graph.owning_module
+    if node.op != "call_module" or owner is None:
+        return False
+    module: nn.Module = owner.get_submodule(str(node.target))
     return not isinstance(module, DispatchedBlock) and not any(True for _ in module.parameters())

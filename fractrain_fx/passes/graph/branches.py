@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from torch import nn
 from torch.fx import Graph, Node
 
-from fractrain_fx.capture import RecordedModule, changes_operands
+from fractrain_fx.capture import RecordedModule
 from fractrain_fx.capture.recording.ambient import REGIONS
 from fractrain_fx.capture.recording.hooks import HOOKS
 from fractrain_fx.capture.targets import ADDS
 from fractrain_fx.execution.blocks.dispatched_block import Adding, Given
 from fractrain_fx.formats.batch_axis import BatchAxis
-from fractrain_fx.passes.graph.aliases import base, memory_of
+from fractrain_fx.passes.graph.aliases import base, memory_of, written
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import NAMESPACE, copied, owner_module
 from fractrain_fx.passes.graph.facts import Block, facts, fixed_batch
@@ -194,7 +194,7 @@ class _Finder:
             raise _TogetherError(f"{node.target} waits for other processes, which may skip it")
         if function_name(node) in HOOKS:
             raise _TogetherError(f"{node.name} sees the gradient of all samples")
-        if changes_operands(node) and memory_of(base(node), self._graph_module) not in region:
+        if any(not memory_of(operand) <= region for operand in written(node)):
             raise _TogetherError(f"{node.name} changes a value in place that is needed elsewhere")
         apart = record.batch is not None or record.shape is None or record.role in ("weight", "bits")
         if apart or not any(facts(x).batch is not None for x in node.all_input_nodes):
@@ -223,9 +223,9 @@ class _Finder:
 
     def _refuse_writers(self, first: Node, region: set[Node], inputs: tuple[Node, ...]) -> None:
         """Refuse a node between the branch's first node and the add that changes an input of the branch in place."""
-        roots = {memory_of(node, self._graph_module) for node in inputs}
+        read = {memory for node in inputs for memory in memory_of(node)}
         for node in _up_to(first, self._add):
-            if node not in region and changes_operands(node) and memory_of(base(node), self._graph_module) in roots:
+            if node not in region and any(not memory_of(operand).isdisjoint(read) for operand in written(node)):
                 raise _TogetherError(f"{node.name} changes in place a value that it reads")
 
     def _given(self, node: Node) -> Given:

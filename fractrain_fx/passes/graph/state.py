@@ -14,7 +14,7 @@ from fractrain_fx.capture.recording.kept.callees import Method
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
-from fractrain_fx.passes.graph.aliases import memory_of
+from fractrain_fx.passes.graph.aliases import memory_of, written
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import owner_module
 from fractrain_fx.passes.graph.facts import facts
@@ -87,13 +87,11 @@ def buffers_changed(graph_module: RecordedModule, nodes: Iterable[Node]) -> Iter
     """Paths of the buffers that some nodes may write to, or replace."""
     for node in _with_regions(graph_module, nodes):
         module = owner_module(graph_module, node)
-        read: Iterable[str] = ()
+        may = module is None and (function_name(node) in _NORMS or has_effect(node))
+        paths = [str(x.target) for x in _behind(node.all_input_nodes if may else written(node))]
         if isinstance(module, TensorWrite):
-            read = (module.place,)
-        elif module is None and (function_name(node) in _NORMS or has_effect(node)):
-            sources = (memory_of(x, graph_module) for x in node.all_input_nodes)
-            read = (str(x.target) for x in sources if x is not None and x.op == "get_attr")
-        yield from (path for path in read if _is_buffer(graph_module, path))
+            paths.append(module.place)
+        yield from (path for path in paths if _is_buffer(graph_module, path))
 
 
 def parameters_read(graph_module: RecordedModule, nodes: Iterable[Node]) -> tuple[ParameterPlace, ...]:
@@ -110,9 +108,14 @@ def parameters_read(graph_module: RecordedModule, nodes: Iterable[Node]) -> tupl
 
 def parameters_behind(graph_module: RecordedModule, values: Iterable[Node]) -> tuple[ParameterPlace, ...]:
     """The parameters whose memory some values may share."""
-    sources = [memory_of(value, graph_module) for value in values]
-    places = [parameter_at(graph_module, x) for x in sources if x is not None and x.op == "get_attr"]
+    places = [parameter_at(graph_module, x) for x in _behind(values)]
     return tuple(place for place in places if place is not None)
+
+
+def _behind(values: Iterable[Node]) -> Iterator[Node]:
+    """The nodes that read attributes in whose memory some values may lie."""
+    for value in values:
+        yield from (x for x in memory_of(value) if x.op == "get_attr")
 
 
 def parameter_at(graph_module: RecordedModule, node: Node) -> ParameterPlace | None:

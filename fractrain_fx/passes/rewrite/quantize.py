@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fractrain_fx.capture import put_first
 from fractrain_fx.config import FracConfig, Recipe
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import Format
@@ -28,6 +29,7 @@ from fractrain_fx.nn.rounding import NoiseSeed
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, identifier, insert_module, read, varying
 from fractrain_fx.passes.graph.facts import Op, Role, choices_of, facts, ops_of
+from fractrain_fx.passes.graph.writes import Writes
 
 __all__ = ["Quantize"]
 
@@ -46,7 +48,7 @@ class Quantize(PassBase):
     """Put a quantize node on each operand and on the output of every op whose precision is not float.
 
     Weights are quantized as graph values, so parameters keep their names. Ops that read one tensor at the same bits
-    share its quantize node.
+    share its quantize node, unless code writes into the tensor between them.
 
     Args:
         config: the model's configuration.
@@ -104,6 +106,7 @@ class _Writer:
         self._formats: dict[tuple[str, Recipe | None], Format] = {}
         self._choices = choices_of(self._graph)
         self._moving = varying(self._graph)
+        self._writes = Writes(graph_module.graph)
         self._widths: dict[str, Node] = {}
         self._shared: dict[tuple[object, ...], Node] = {}
         self._first = next(node for node in self._graph.nodes if node.op != "placeholder")
@@ -138,7 +141,7 @@ class _Writer:
         path = f"opaque.{identifier(op.name)}"
         insert_module(self._graph_module, path, lambda: QuantizedLeaf(leaf, self._format))
         bits = self._stage("fw") if self._config.scheduled else self._width(self._config.gate_weight_bits)
-        node.args = (bits, *node.args)
+        put_first(node, bits)
         node.target = f"{NAMESPACE}.{path}"
 
     def _seed(self) -> Node:
@@ -235,9 +238,10 @@ class _Writer:
         args: Sequence[Node],
         op: Op,
     ) -> Node:
+        role: Role = "weight" if key[0] == "weight" else "input"
+        key = (*key, self._writes.last(args[0], node))
         if key not in self._shared:
             insert_module(self._graph_module, path, make)
-            role: Role = "weight" if key[0] == "weight" else "input"
             with self._graph.inserting_before(node):
                 self._shared[key] = call(self._graph, path, args, role=role, owner=op.name, like=args[0])
         return self._shared[key]

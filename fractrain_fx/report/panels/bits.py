@@ -39,7 +39,7 @@ def allocations(
         figures.append(_allocation(run, f"allocation-{slugs[run.name]}", epochs))
         if run in named:
             figures.append(_map(run, f"bits-{slugs[run.name]}", top))
-    longest = max(len(run.records) for run in gated)
+    longest = max(run.stages[-1].last for run in gated)
     control = Control(
         "epoch", "Epoch", {str(epoch): f"epoch {epoch}" for epoch in epochs}, kind="epoch", first=1, last=longest
     )
@@ -54,7 +54,7 @@ def allocations(
 
 
 def _epochs(gated: Sequence[Run], asked: tuple[int, ...]) -> tuple[int, ...]:
-    longest = max(len(run.records) for run in gated)
+    longest = max(run.stages[-1].last for run in gated)
     for epoch in asked:
         if not 1 <= epoch <= longest:
             raise ConfigError(f"epoch {epoch} is in none of these runs: write some of 1 to {longest}")
@@ -68,7 +68,7 @@ def _allocation(run: Run, table: str, epochs: Sequence[int]) -> Figure:
     def at(epoch: int) -> Variant:
         return Variant(_options_chart(table, run.options, epoch), (table,), f"{run.name}: options chosen")
 
-    last = len(run.records)
+    last = run.stages[-1].last
     plots = {str(epoch): at(epoch) for epoch in epochs if epoch <= last}
     summary = (
         f"Stacked bars: for each of {_blocks(run)} blocks, the share of samples that took each of {len(run.options)} "

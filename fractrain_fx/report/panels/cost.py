@@ -24,9 +24,12 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
     finished = [run for run in runs if run.result is not None]
     if not finished:
         return None
-    for scope in _SCOPES:
-        tables[f"paths-{scope}"] = frames.path_rows(finished, scope)
-        for run in finished:
+    unmeasured = [run.name for run in finished if run.result is not None and not run.result.best_epoch]
+    members = {"end": finished, "best": [run for run in finished if run.name not in unmeasured]}
+    scopes = {scope: told for scope, told in _SCOPES.items() if members[scope]}
+    for scope in scopes:
+        tables[f"paths-{scope}"] = frames.path_rows(members[scope], scope)
+        for run in members[scope]:
             tables[f"blocks-{scope}-{slugs[run.name]}"] = frames.block_rows(run, scope)
     plots = tuple(f"{quantity}-end" for quantity in frames.QUANTITIES)
     numbers = tuple(Column(name, title, "e3" if name == "macs" else "g4") for name, title in _MEASURES.items())
@@ -38,19 +41,21 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
             totals.append(f"{run.name}: {amounts}.")
     variants = {
         f"{quantity}-{scope}": Variant(
-            _paths_chart(quantity, f"paths-{scope}", len(finished)), (f"paths-{scope}",), f"By path: {title}, {told}"
+            _paths_chart(quantity, f"paths-{scope}", len(members[scope])),
+            (f"paths-{scope}",),
+            f"By path: {title}, {told}",
         )
         for quantity, title in _MEASURES.items()
-        for scope, told in _SCOPES.items()
+        for scope, told in scopes.items()
     }
     summary = f"Stacked bars, one for each run. Whole runs: {' '.join(totals)}"
     figures = [
         Figure("paths", summary, (Column("run", "run"), Column("path", "path"), *numbers), variants, plots=plots)
     ]
     tops = {
-        (quantity, scope): 1.02 * max(_dearest(frames.block_rows(run, scope), quantity) for run in finished)
+        (quantity, scope): 1.02 * max(_dearest(frames.block_rows(run, scope), quantity) for run in members[scope])
         for quantity in frames.QUANTITIES
-        for scope in _SCOPES
+        for scope in scopes
     }
     for run in finished:
         slug = slugs[run.name]
@@ -62,7 +67,8 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
                 f"{run.name} by block: {title}, {told}",
             )
             for quantity, title in _MEASURES.items()
-            for scope, told in _SCOPES.items()
+            for scope, told in scopes.items()
+            if run in members[scope]
         }
         columns = (Column("block", "block"), Column("path", "path"), *numbers)
         told = (
@@ -73,6 +79,8 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
     for run in finished:
         if run.result is not None and (ops := run.result.hardware["end"]["unpriced"]):
             notes.append(f"BitFusion has no price for {len(ops)} ops of {run.name}, such as {', '.join(ops[:3])}.")
+    if unmeasured:
+        notes.append(f"{', '.join(unmeasured)}: no finite measure, so no best evaluation to sum cost up to.")
     return Panel(
         "cost",
         "Cost",
@@ -81,7 +89,7 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
         tuple(figures),
         (
             Control("quantity", "Quantity", {"macs": "MACs", "joules": "energy", "seconds": "latency"}),
-            Control("scope", "Summed over", _SCOPES),
+            Control("scope", "Summed over", scopes),
         ),
         tuple(notes),
     )
@@ -92,7 +100,7 @@ def _dearest(rows: Iterable[frames.Row], quantity: str) -> float:
     sums: dict[str, float] = {}
     for row in rows:
         sums[row["block"]] = sums.get(row["block"], 0.0) + row[quantity]
-    return max(sums.values())
+    return max(sums.values(), default=0.0)
 
 
 def _paths_chart(quantity: str, table: str, runs: int) -> Spec:

@@ -29,7 +29,7 @@ def trajectories(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs
     tables["epochs"] = frames.epoch_rows(runs)
     names = [run.name for run in runs]
     metrics = list(dict.fromkeys(run.metric for run in runs))
-    old = [run.name for run in runs if any(record.bitfusion_joules is None for record in run.records)]
+    old = sorted({row["run"] for row in tables["epochs"] if row["joules"] is None}, key=names.index)
     known = len(old) < len(names)
     bitfusion = {"joules": "BitFusion energy", "bitfusion_seconds": "BitFusion latency"} if known else {}
     axes = {"macs": "full-precision MACs"} | bitfusion | {"hours": "measured time", "epoch": "epochs"}
@@ -81,7 +81,7 @@ def trajectories(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs
         )
     notes = []
     if old and known:
-        notes.append(f"Missing against BitFusion energy and latency: {', '.join(old)}, which have none by epoch.")
+        notes.append(f"Missing against BitFusion energy and latency: {', '.join(old)}, which have none of some epochs.")
     return Panel(
         "trajectory",
         "Trajectory",

@@ -143,8 +143,8 @@ class FileLoader(Loader):
         batches = []
         for number in range(first, first + count):
             turn, rows = self._rows(number)
-            start = (self._share.seed * 1_000_003 + turn) * len(self._data.train)
-            batches.append([(row, start + row) for row in rows.tolist()])
+            seed, images = self._share.seed, len(self._data.train)
+            batches.append([(row, _mixed(seed, turn, images, row)) for row in rows.tolist()])
         return self._read(train=True, batches=batches)
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -168,7 +168,12 @@ def _shuffled(samples: int, seed: int, turn: int) -> Int[Tensor, " samples"]:
 
 def _generator(seed: int, turn: int, purpose: int) -> torch.Generator:
     """A separate generator for each seed, pass and purpose (0: order, 1: augmentation)."""
-    return torch.Generator().manual_seed((seed * 1_000_003 + turn) * 2 + purpose)
+    return torch.Generator().manual_seed(_mixed(seed, turn, 2, purpose))
+
+
+def _mixed(seed: int, turn: int, count: int, number: int) -> int:
+    """A seed for each seed of a run, pass, and ``number`` below ``count``; torch takes seeds of 64 bits."""
+    return ((seed * 1_000_003 + turn) * count + number) % 2**64
 
 
 def _near(samples: TensorDataset, share: Share) -> tuple[Tensor, Tensor]:

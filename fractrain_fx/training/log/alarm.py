@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fractrain_fx.engine import Engine
-from fractrain_fx.engine.distributed import is_first
 from fractrain_fx.errors import NonFiniteLossError, next_sentence
 from fractrain_fx.numerics import Watch, examine
-from fractrain_fx.numerics.records import FILE, drop_steps_after
 from fractrain_fx.training.objective import Objective
 
 if TYPE_CHECKING:
@@ -95,6 +93,4 @@ def watch_run(
     """
     if every is None:
         return nullcontext()
-    if out is not None and is_first():
-        drop_steps_after(out / FILE, done)
     return Watch(module, every=every, out=out, done=done, told=told)

@@ -55,6 +55,29 @@ def test_gives_the_numbers_of_the_two_modules(
             assert torch.equal(run_[name], shown[name]), name
 
 
+@pytest.mark.parametrize(("kind", "shape"), [("1d", (1, 4)), ("sequence", (1, 4, 1)), ("2d", (1, 4, 1, 1))])
+def test_one_value_for_each_channel_is_refused_in_training_as_the_norm_refuses_it(
+    kind: str, shape: tuple[int, ...]
+) -> None:
+    norm, x, choice = made(kind), torch.randn(shape), torch.tensor([[0.0, 1.0, 0.0]])
+    alone = copy.deepcopy(norm)
+    fused = SkippedNorm(Original({"bn": norm}, "bn"), Skip(BatchAxis()))
+    for run in (lambda: alone(x), lambda: fused(x, choice)):
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+            run()
+    assert all(map(torch.equal, norm.buffers(), alone.buffers())) and norm.get_buffer("running_var").isfinite().all()
+    norm.eval()
+    assert torch.equal(fused(x, choice), alone.eval()(x))
+
+
+def test_averages_that_were_switched_off_stay_as_they_are() -> None:
+    norm, x = made("2d"), torch.randn(SHAPES["2d"])
+    norm.track_running_stats = False
+    choice = nn.functional.one_hot(torch.tensor((0, 1, 2, 0, 1, 1)), 3).float()
+    shown, run_ = run(norm, x, choice, fused=False), run(norm, x, choice, fused=True)
+    assert all(torch.equal(run_[name], shown[name]) for name in shown)
+
+
 def test_half_types_and_running_averages_that_move_on_before_backward() -> None:
     norm = made("2d").bfloat16().eval()
     x, choice = torch.randn(3, 4, 2, 2).bfloat16(), torch.eye(3).bfloat16()

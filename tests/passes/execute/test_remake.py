@@ -168,6 +168,71 @@ def test_a_norm_with_a_hook_is_not_run_again() -> None:
     assert calls == [1]
 
 
+class _Changed(nn.Module):
+    """An output of a module is changed before the layer behind it reads it."""
+
+    def __init__(self, module: nn.Module, change: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.first, self.module, self.reader, self.last = nn.Linear(8, 8), module, nn.Linear(8, 8), nn.Linear(8, 4)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.module(self.first(x))
+        self.change(h)
+        return self.last(self.reader(h))
+
+
+def set_item(h: Tensor) -> None:
+    h[:, 0] = 0
+
+
+def fill_view(h: Tensor) -> None:
+    h[:, :2].fill_(0)
+
+
+def write_detached(h: Tensor) -> None:
+    h.data[:, 0] = 0
+
+
+def scale_in_a_list(h: Tensor) -> None:
+    torch._foreach_mul_([h], 2.0)
+
+
+def drop(h: Tensor) -> None:
+    nn.functional.dropout(h, 0.5, inplace=True)
+
+
+@pytest.mark.parametrize("module", [nn.LayerNorm(8), nn.GELU()], ids=["norm", "gelu"])
+@pytest.mark.parametrize("change", [set_item, fill_view, write_detached, scale_in_a_list, drop])
+def test_an_output_that_is_written_into_is_read_as_written(module: nn.Module, change: Callable[[Tensor], None]) -> None:
+    assert_gradients_as_shown(_Changed(copy.deepcopy(module), change), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.GELU(), nn.Dropout(0.5, inplace=True)),
+        nn.Sequential(nn.LayerNorm(8), nn.ReLU(inplace=True)),
+        timm.layers.GroupNormAct(8, 4, drop_layer=lambda: nn.Dropout(0.5)),
+        timm.layers.GroupNormAct(8, 4, act_layer=nn.RReLU),
+    ],
+    ids=["dropout", "relu", "norm-with-dropout", "norm-with-noise"],
+)
+def test_modules_that_compute_something_else_each_time_are_not_run_again(module: nn.Module) -> None:
+    assert_gradients_as_shown(_Changed(copy.deepcopy(module), lambda h: None), torch.randn(4, 8))
+
+
+def assert_gradients_as_shown(plain: nn.Module, x: Tensor) -> None:
+    model = build_rewritten(plain, x, config=paper("static", precision="FW-8/BW-32")).train()
+    found = []
+    for run in (model, model.graph_module):
+        torch.manual_seed(1)
+        out = run(x)
+        loss = (out[0] if isinstance(out, tuple) else out).square().sum()
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert all(map(torch.equal, *found))
+
+
 def test_queries_keys_and_values_share_one_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = rewritten(text, method="pfq")
     loss, calls = model(x).sum(), []

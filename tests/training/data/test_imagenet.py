@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from fractrain_fx.errors import DataError
 from fractrain_fx.training.data import DataSet, load_dataset, make_loader
+from fractrain_fx.training.data.dataset import ImageFiles
 from fractrain_fx.training.data.loader import Share
 from tests.training.data.layouts import write_images
 
@@ -46,6 +48,15 @@ def test_augmentation_is_new_in_each_pass_and_can_be_left_out(images: DataSet) -
     assert not first_pass(images, 0).keys() & first_pass(images, 3).keys()
     plain = images.augmented("none")
     assert first_pass(plain, 0).keys() == first_pass(plain, 3).keys()
+
+
+def test_the_largest_seed_augments_many_images(images: DataSet) -> None:
+    assert isinstance(images.train, ImageFiles)
+    paths, targets = images.train.paths[:1] * 5000, torch.zeros(5000, dtype=torch.int64)
+    many = replace(images, train=replace(images.train, paths=paths, targets=targets))
+    first, again = (list(make_loader(many, share(seed=2**32 - 1)).train(0, 1)) for _ in range(2))
+    assert torch.equal(first[0][0], again[0][0])
+    assert len({round(float(each.mean()), 5) for each in first[0][0]}) == 4  # the same file, augmented anew
 
 
 def test_reading_leaves_the_generators_alone(images: DataSet) -> None:
