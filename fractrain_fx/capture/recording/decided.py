@@ -6,6 +6,7 @@ A call is made again on tensors without data, and only if code looks at a size o
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from fractrain_fx.capture.recording.writer import Source, Writer
 from fractrain_fx.capture.sizes.results import ALL_DIMS, decided_dims, passed_on
 from fractrain_fx.capture.sizes.symbolic import SymbolicInt, of_values, plain
 from fractrain_fx.capture.state import Snapshot
-from fractrain_fx.capture.targets import function_node
+from fractrain_fx.capture.targets import function_node, operator_name
 from fractrain_fx.capture.trees import ValueList, is_strided, leaves_in, map_tree, tensors_in
 
 __all__ = ["Decided", "Sizes"]
@@ -42,6 +43,11 @@ class Sizes:
 
 
 _OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+# Torch's calls that may count floats, and products of experts, whose form follows from those of the operands: they run
+# without data from torch 2.15 on.
+_COUNTS = re.compile("where|nonzero|unique|masked_select|bincount|sparse|values|indices")
+_FIXED_FORMS = ("_grouped_mm", "grouped_mm")
+
 _FIXED = Sizes()
 Made = tuple["_Call", int]
 """A call, and the place of a tensor among its results."""
@@ -81,6 +87,16 @@ class _Call:
     in_place: bool
     ragged: bool
     sizes: list[Sizes] | None = None
+
+    @property
+    def may_take_sizes(self) -> bool:
+        """Whether a size can come from values. Torch takes none from floats, unless it counts some of them."""
+        if self.name in _FIXED_FORMS:
+            return False
+        read = any(isinstance(x, ValueList) or of_values(x) for x in leaves_in(self.args))
+        if read or self.own or _COUNTS.search(self.name):
+            return any(x.varies for x in self.operands)
+        return any(x.varies and not (x.tensor.is_floating_point() and x.shape) for x in self.operands)
 
 
 class Decided:
@@ -132,7 +148,7 @@ class Decided:
         call = _Call(
             run=None if own else self._runner(op, target),
             name=name,
-            own=op == "call_module" or getattr(target, "__module__", None) == function_node.__module__,
+            own=self._runs_own_code(op, target),
             args=args,
             operands=operands,
             shapes=list(map(_shape, found)),
@@ -187,6 +203,14 @@ class Decided:
             return lambda x, *args, **kwargs: getattr(x, target)(*args, **kwargs)
         return lambda *args, **kwargs: self._run_part(target, args, kwargs)
 
+    def _runs_own_code(self, op: str, target: Any) -> bool:
+        """Whether a call may run code that is not torch's: of a part, an autograd function, another library."""
+        if op != "call_module":
+            library = operator_name(target) or "aten"
+            return getattr(target, "__module__", None) == function_node.__module__ or not library.startswith("aten")
+        part = None if target.startswith("frac.") else self._model.get_submodule(target)
+        return not type(part).__module__.startswith("torch.nn.")
+
     def _run_part(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module with tensors without data instead of its own, and leave it as it was."""
         part = self._model.get_submodule(path)
@@ -202,7 +226,7 @@ class Decided:
     def _sizes_of(self, call: _Call) -> list[Sizes]:
         given = [(x.shape, _FIXED if x.node is None else self.sizes(x.node)) for x in call.operands]
         inherited = [_inherited(call.name, shape, given) for shape in call.shapes]
-        if call.in_place or call.ragged or not any(x.varies for x in call.operands):
+        if call.in_place or call.ragged or not call.may_take_sizes:
             return inherited
         own = self._own_dims(call)
         if own is None:

@@ -146,7 +146,7 @@ class LooksBehind(nn.Module):
         y = self.trims(x, n)
         if self.around:
             y = x + y
-        return self.last(y) if y.shape[1] > 5 else y
+        return self.last(y) * (2 if y.shape[1] > 5 else 1)
 
 
 def test_the_size_of_what_a_one_call_part_gives_is_tested_at_every_call() -> None:
