@@ -89,4 +89,5 @@ def test_shares_of_options_are_whole_numbers_of_samples_in_half_types_too() -> N
 def test_the_commonest_option_is_counted_in_half_types_too() -> None:
     model = nn.Identity()
     model.cost = half_choices()  # type: ignore[assignment]
-    assert commonest(model, [torch.zeros(1)]) == ({"block": 0}, {"block": pytest.approx(3001 / 5001)})
+    options, shares = commonest(model, [torch.zeros(1)])
+    assert options == {"block": 0} and shares == {"block": pytest.approx(3001 / 5001)}

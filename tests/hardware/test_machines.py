@@ -181,6 +181,7 @@ def test_a_plan_compares_a_precision_with_float32_for_the_same_work() -> None:
     float32, eight = planned(TinyNet(4), "static", "bitfusion", pins=(pin,)).steps
     assert "block.0" in eight.unpriced and "block.0" not in float32.unpriced
     assert float32.float32 == float32.seconds
+    assert eight.float32 is not None
     left_out = next(share for name, share, _ in float32.slowest if name == "block.0") * float32.seconds
     assert eight.float32 == pytest.approx(float32.seconds - left_out)
     ratio = f"{eight.seconds / eight.float32:.2f} of float32"

@@ -46,9 +46,14 @@ def test_the_host_knows_what_the_buffers_say(change: Callable[[StageBits], None]
 
 
 def test_buffers_that_did_not_change_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    bits, read = StageBits(LOW), []
-    real = Tensor.__int__
-    monkeypatch.setattr(Tensor, "__int__", lambda x: read.append(x) or real(x))
+    bits, real = StageBits(LOW), Tensor.__int__
+    read: list[Tensor] = []
+
+    def noted(x: Tensor) -> int:
+        read.append(x)
+        return real(x)
+
+    monkeypatch.setattr(Tensor, "__int__", noted)
     bits.set(HIGH)
     assert bits.known == HIGH and not read
     copy_in_place(bits)

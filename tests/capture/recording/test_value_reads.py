@@ -159,6 +159,7 @@ class Log(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.values: list[Tensor] = []
+        self.count: Tensor
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, y: Tensor) -> None:

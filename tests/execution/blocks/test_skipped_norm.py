@@ -13,11 +13,17 @@ from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.gates import Skip
 
+Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 SHAPES = {"1d": (6, 4), "sequence": (6, 4, 5), "2d": (6, 4, 5, 3), "3d": (6, 4, 2, 3, 2)}
-NORMS = {"1d": nn.BatchNorm1d, "sequence": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
+NORMS: dict[str, type[Norm]] = {
+    "1d": nn.BatchNorm1d,
+    "sequence": nn.BatchNorm1d,
+    "2d": nn.BatchNorm2d,
+    "3d": nn.BatchNorm3d,
+}
 
 
-def made(kind: str, **options: object) -> nn.Module:
+def made(kind: str, **options: object) -> Norm:
     norm = NORMS[kind](4, **options)  # type: ignore[arg-type]
     if norm.affine:
         nn.init.normal_(norm.weight)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fractrain_fx.errors import RunError
+from fractrain_fx.model.saved.folder import read_weights
 from fractrain_fx.training.folder import checkpoint as module
 from fractrain_fx.training.folder.checkpoint import (
     Checkpoint,
@@ -70,7 +71,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, Tied(), saved(1))
-    newer, read = Tied(), module.read_weights
+    newer, read = Tied(), read_weights
 
     def later(path: Path) -> dict[str, torch.Tensor]:
         monkeypatch.undo()
