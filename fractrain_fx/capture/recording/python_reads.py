@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.arguments import argument
-from fractrain_fx.capture.recording.decided import Decided
 from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.writer import Obstacle, Source, Writer
 from fractrain_fx.capture.sizes.guards import Expression, Guard, InputValues, Place, Size, place_of
@@ -33,7 +32,7 @@ from fractrain_fx.capture.source import by_capture, outside_capture
 from fractrain_fx.capture.trees import ValueList, has_mask, tensors_in
 from fractrain_fx.errors import InputError
 
-__all__ = ["PythonReads"]
+__all__ = ["PythonReads", "write_test"]
 
 
 def _require_as_recorded(value: Any, recorded: Any, message: str) -> None:
@@ -46,8 +45,28 @@ def _require_as_recorded(value: Any, recorded: Any, message: str) -> None:
     elif (bool(value) if isinstance(value, Tensor) else value) != recorded:
         raise InputError(
             f"the values of these inputs let the model take another way than the recorded one ({message}): pass inputs "
-            "of the recorded kind, or move that code into a submodule, which then stays one call"
+            "of the recorded kind, or move that code into a submodule with a forward hook, which then stays one call"
         )
+
+
+def write_test(graph: Graph, guard: Guard) -> None:
+    """Make a graph raise if an expression of sizes of its tensors has another value than when it was recorded."""
+
+    def written(each: Any) -> Any:
+        if isinstance(each, Expression):
+            return made(each.op, *map(written, each.operands))
+        return made(each.read, each.node, each.dim) if isinstance(each, Size) else each
+
+    def made(target: Any, *args: Any) -> Node:
+        op = "call_method" if isinstance(target, str) else "call_function"
+        node = graph.create_node(op, target, args)
+        node.meta.update({key: last.meta[key] for key in ("nn_module_stack", "source")})
+        return node
+
+    last = max(size.node for size in guard.expression.sizes)
+    with graph.inserting_before(last.next):
+        message = f"{guard} when recorded, at {guard.place}"
+        made(_require_as_recorded, written(guard.expression), guard.value, message).meta["effect"] = True
 
 
 @cache
@@ -70,9 +89,8 @@ class PythonReads:
         spoofed: the numbers of reads that give Python other values than the tensor has.
     """
 
-    def __init__(self, writer: Writer, paths: dict[int, str], decided: Decided) -> None:
+    def __init__(self, writer: Writer, paths: dict[int, str]) -> None:
         self._writer = writer
-        self._decided = decided
         self._paths = paths
         self.read_tied: tuple[str, Place] | None = None
         self.of_values: list[tuple[Node, Obstacle]] = []
@@ -141,13 +159,10 @@ class PythonReads:
             else:
                 self._block(by_value.node, "item()", frame)
             return None
-        sizes = [(size.dim, self._decided.sizes(size.node)) for size in expression.sizes]
-        if any(dim in found.data for dim, found in sizes):
+        if any(size.dim in self._writer.sized_by_data(size.node) for size in expression.sizes):
             if not raises:
                 self._saw_data(op, operands, value, expression, frame)
             return None
-        if any(dim in found.unknown for dim, found in sizes) and not raises:
-            self._require(op, operands, value, expression, frame)
         self.looks.append(Guard(expression, value, self._writer.path, place_of(frame)))
         return expression, value
 
@@ -168,9 +183,9 @@ class PythonReads:
         self._require(op, operands, value, expression, frame)
 
     def _require(
-        self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any, expression: Expression, frame: FrameType
+        self, op: Callable[..., Any], operands: tuple[Any, ...], value: bool, expression: Expression, frame: FrameType
     ) -> None:
-        """Make the graph raise if code would see another value than it saw when recorded."""
+        """Make the graph raise if a test gives another value than it gave when recorded."""
         writer = self._writer
         asked = writer.create("call_function", op, tuple(argument(writer, each) for each in operands))
         message = f"{Guard(expression, value, '', place_of(frame))} when recorded, at {place_of(frame)}"
@@ -210,12 +225,11 @@ class PythonReads:
             if followed:
                 return self._read_value(name, args[0], result, frame)
             return self._read_text(func, name, args, result, frame)
-        given = (*args, *kwargs.values())
-        sized = bool(decided_dims(name, given))
+        sized = bool(decided_dims(name, args))
         if not (read or (sized and writer.path)):
             return result
         masked = name in ("__getitem__", "getitem") and has_mask(args[1])
-        for x in tensors_in(given if read else deciding(name, given)):
+        for x in tensors_in((args, kwargs) if read else deciding(name, args)):
             if writer.depends(x, Source.DATA):
                 node = writer.node_of(x)
                 truth = isinstance(result, bool) and name in targets.TRUTH_READS
@@ -237,6 +251,12 @@ class PythonReads:
             return []
         audience = "for code around the graph, such as print or a log, which the rewritten model does not run"
         return [f"forward reads values of tensors at {', '.join(lines)} {audience}"]
+
+    def decided(self, name: str, args: tuple[Any, ...]) -> frozenset[int]:
+        """Dimensions of a call's results whose length depends on values that vary."""
+        dims = decided_dims(name, args)
+        varies = dims and any(self._writer.depends(x, Source.DATA) for x in tensors_in(deciding(name, args)))
+        return dims if varies or any(isinstance(each, ValueList) for each in args) else frozenset()
 
     def _read_value(self, name: str, x: Tensor, result: Any, frame: FrameType) -> Any:
         """A number or a list that remembers the tensor whose values it has."""

@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
 from fractrain_fx.capture.recording.constants import Additions
-from fractrain_fx.capture.recording.decided import Decided
 from fractrain_fx.capture.recording.effects import Effects, Watch, Written
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee, require_nothing
@@ -27,6 +26,7 @@ from fractrain_fx.capture.recording.kept.hidden import MODULE, HiddenCalls, cont
 from fractrain_fx.capture.recording.memory import Memory, note_memory
 from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.capture.recording.writer import Return, Source, UnrepresentableError, Writer
+from fractrain_fx.capture.sizes.results import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import by_capture, by_library, outside_capture, outward
 from fractrain_fx.capture.trees import holds_tensor, tensors_in
@@ -54,7 +54,6 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         writer: the graph and its tensors.
-        decided: the sizes that data decide.
         reads: the sizes and values that Python code read.
         returns: module calls in the order in which they ended.
         contractions: number of written contractions through which a gradient flows.
@@ -79,8 +78,7 @@ class Recorder(TorchFunctionMode):
         self.checkpointed = False
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.refused: set[Callee] = set()
-        self.decided = Decided(model, self.writer)
-        self.reads = PythonReads(self.writer, self.paths, self.decided)
+        self.reads = PythonReads(self.writer, self.paths)
         self.ambient = Ambient(model, self.writer)
         self.written = Written(model, self.writer)
         self.hidden = HiddenCalls()
@@ -159,12 +157,14 @@ class Recorder(TorchFunctionMode):
         result: Any,
         watched: Watch,
         random: bool = False,
+        decided: Collection[int] | None = None,
         own: bool = False,
     ) -> Any:
         """Add the node of a call that has run, and map its results (see :func:`map_results`).
 
         A call that returns nothing is there for its effect: a check of values, a log. One that returns no tensor and
-        changes none leaves no node. ``random``: it draws numbers outside torch. ``own``: it runs code of the model.
+        changes none leaves no node. ``random``: it draws numbers outside torch. ``decided``: dimensions of its results
+        whose length depends on values. ``own``: it runs code of the model.
         """
         writer = self.writer
         changed, drawn = self.effects.since(watched)
@@ -173,7 +173,6 @@ class Recorder(TorchFunctionMode):
         if not (nothing or changed or holds_tensor(result)):
             self.hidden.forget()
             return result
-        given, inner = self.decided.operands(watched.tensors), self.decided.inner(result, op)
         taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
         off = not torch.is_grad_enabled()
         # A result that requires a gradient all the same is a new leaf; one that is an argument keeps its history.
@@ -197,10 +196,14 @@ class Recorder(TorchFunctionMode):
             writer.mark_random(node)
         for x in changed:
             writer.touched(x, node, result, cut)
+        forms = [(x, writer.sized_by_data(writer.known(x))) for x in watched.tensors]
         if cut and op != "call_module":
             writer.cut.add(node)
         mapped = map_results(writer, result, node, taken, in_place, cut=cut)
-        self.decided.note(op, target, (args, kwargs), given, mapped, inner, own and op == "call_function")
+        if decided or any(dims for _, dims in forms):
+            for x in tensors_in(mapped):
+                dims = decided or passed_on(str(getattr(target, "__name__", target)), x, forms)
+                writer.mark_sized(x, frozenset(dims))
         return mapped
 
     def _set_unseen(self) -> None:
@@ -241,7 +244,7 @@ class Recorder(TorchFunctionMode):
         if targets.call_name(func) in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
         try:
-            result = self.write(op, target, ordered, kwargs, result, watched)
+            result = self.write(op, target, ordered, kwargs, result, watched, decided=self.reads.decided(name, args))
         except UnrepresentableError:
             return write_closed(self, name, func, args, kwargs, result, watched)
         self.reads.cut(name, args, kwargs, result)

@@ -93,6 +93,7 @@ class Writer:
         self._cache: dict[Any, Node] = {}
         self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
         self._blamed: set[int] = set()
+        self._sized: dict[Node, frozenset[int]] = {}
         self.cut: set[Node] = set()
         self._names: dict[int, list[str]] = {}
         for named in (model.named_parameters, model.named_buffers):
@@ -176,10 +177,6 @@ class Writer:
         """The node that a tensor came from, or ``None``."""
         return next((node for node in reversed(self._nodes.get(id(value), ())) if not node._erased), None)
 
-    def node_before(self, value: Tensor) -> Node | None:
-        """The node that a tensor came from, which may have been erased since."""
-        return self._nodes.get(id(value), [None])[-1]
-
     def owned(self, value: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model."""
         return id(value) in self._names
@@ -222,6 +219,15 @@ class Writer:
                 if node in members:
                     members.add(before)
 
+    def mark_sized(self, value: Tensor, dims: frozenset[int]) -> None:
+        """Note that data decide the length of these dimensions of a tensor."""
+        if dims and (node := self.known(value)) is not None:
+            self._sized[node] = dims
+
+    def sized_by_data(self, node: Node | None) -> frozenset[int]:
+        """Dimensions of a node's tensor whose length data decide."""
+        return self._sized.get(node, frozenset()) if node is not None else frozenset()
+
     def detached(self, node: Node) -> Node:
         """The node's value, cut from autograd; the node itself if it is cut already."""
         if node in self.cut:
@@ -249,6 +255,10 @@ class Writer:
         if not isinstance(device, Node):
             return device_type
         return self.once(("type", device), lambda: self.create("call_function", getattr, (device, "type")))
+
+    def tensors(self) -> dict[Node, Tensor]:
+        """The tensor of each node that stands for one."""
+        return {node: x for x in self._alive if isinstance(x, Tensor) for node in self._nodes.get(id(x), ())}
 
     @property
     def last(self) -> Node:

@@ -15,13 +15,9 @@ from torch.fx import Node
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.trees import ValueList, has_mask
 
-__all__ = ["ALL_DIMS", "decided_dims", "deciding", "guards_an_error", "part_count", "passed_on", "tests_for_overflow"]
+__all__ = ["decided_dims", "deciding", "guards_an_error", "part_count", "passed_on", "tests_for_overflow"]
 
-ALL_DIMS = frozenset(range(64))
-"""Every dimension that a tensor can have."""
-
-Shape = tuple[int, ...]
-
+_ALL = frozenset(range(64))  # every dimension that a tensor can have
 _ROWS = frozenset({0})
 _FIRST = frozenset({"nonzero", "argwhere", "masked_select", "bincount"})
 # Calls whose result has the form of their first operand, whatever rows the others have.
@@ -34,20 +30,15 @@ _COMBINES = ("any", "all", "or_", "and_", "invert", "logical_or", "logical_and",
 
 
 def decided_dims(name: str, args: tuple[Any, ...]) -> frozenset[int]:
-    """Dimensions of the results of a known call whose length depends on values.
-
-    Args:
-        name: its name.
-        args: its arguments; those that are passed by name come last.
-    """
+    """Dimensions of a call's results whose length depends on values."""
     if name in _FIRST or (name == "where" and len(args) == 1):
         return _ROWS
     if name in ("__getitem__", "getitem") and has_mask(args[1]):
-        return _ROWS if isinstance(args[1], Tensor) else ALL_DIMS
+        return _ROWS if isinstance(args[1], Tensor) else _ALL
     if name == "repeat_interleave" and len(args) > 1 and isinstance(args[1], Tensor):
-        return ALL_DIMS
+        return _ALL
     if name in targets.DATA_DEPENDENT or any(isinstance(each, ValueList) for each in args):
-        return ALL_DIMS
+        return _ALL
     return frozenset()
 
 
@@ -58,19 +49,19 @@ def deciding(name: str, args: tuple[Any, ...]) -> Any:
     return args
 
 
-def passed_on(name: str, result: Shape, operands: Iterable[tuple[Shape, Collection[int]]]) -> frozenset[int]:
+def passed_on(name: str, result: Tensor, operands: Iterable[tuple[Tensor, Collection[int]]]) -> frozenset[int]:
     """Dimensions of a result whose length depends on data, because that of an operand does.
 
     Lengths are compared: a dimension is free of data if an operand has a dimension of that length that is free of data.
     A dimension whose length equals, even by chance, one that depends on data counts as dependent too. ``operands`` are
-    the shapes of the tensors that the call was given, each with its dimensions that depend on data.
+    the tensors that the call was given, each with its dimensions that depend on data.
     """
     operands = list(operands)
     if name.strip("_") in _KEEP_FORM:
         return frozenset(operands[0][1])
-    decided = {shape[dim] for shape, dims in operands for dim in dims if dim < len(shape)}
-    free = {size for shape, dims in operands for dim, size in enumerate(shape) if dim not in dims}
-    return frozenset(d for d, size in enumerate(result) if size in decided or (size not in free and size != 1))
+    decided = {x.shape[dim] for x, dims in operands for dim in dims if dim < x.ndim}
+    free = {size for x, dims in operands for dim, size in enumerate(x.shape) if dim not in dims}
+    return frozenset(d for d, size in enumerate(result.shape) if size in decided or (size not in free and size != 1))
 
 
 _Counted = tuple[Tensor, int, Callable[..., int], tuple[Any, ...]]

@@ -29,7 +29,6 @@ __all__ = [
     "number_of",
     "observe",
     "observed",
-    "of_values",
     "plain",
     "seen",
     "spoofed",
@@ -46,11 +45,6 @@ READS: dict[Callable[..., Any], str] = {torch.Tensor.size: "size", torch.Tensor.
 def value_of(node: Any) -> Any:
     """The operation of a number that ``item()`` read from a tensor; its operand is the node that reads it again."""
     return node
-
-
-def of_values(value: Any) -> bool:
-    """Whether a number was computed from one that ``item()`` read."""
-    return isinstance(value, Symbol) and (value.op is value_of or any(map(of_values, value.operands)))
 
 
 Observer = Callable[[Callable[..., Any], tuple[Any, ...], Any], None]
