@@ -30,15 +30,15 @@ def packed(x: Tensor, n: Tensor) -> Tensor:
 
 
 FOREIGN = "boxes that do not overlap"
-OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+OPS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "a slice": lambda x, n: x.transpose(0, 1)[: n.max()],
     "a slice by a number": lambda x, n: x.transpose(0, 1)[: n.max().item()],
     "a slice behind the end": lambda x, n: x.transpose(0, 1)[: n.max() + 3],
     "narrow": lambda x, n: x.narrow(1, 0, n.max()).transpose(0, 1),
     "arange": lambda x, n: torch.arange(n.max()),
     "arange, by name": lambda x, n: torch.arange(end=n.max()),
-    "zeros": lambda x, n: torch.zeros((n.max(), 2)),  # type: ignore[arg-type]
-    "expand": lambda x, n: x[0, :1].expand(n.max(), 4),  # type: ignore[arg-type]
+    "zeros": lambda x, n: torch.zeros((n.max(), 2)),
+    "expand": lambda x, n: x[0, :1].expand(n.max(), 4),
     "one_hot": lambda x, n: F.one_hot(n).t(),
     "repeat_interleave": lambda x, n: torch.repeat_interleave(x[0, :2], n * n, 0),
     "repeat_interleave, by name": lambda x, n: torch.repeat_interleave(input=x[0, :2], repeats=n * n, dim=0),
@@ -79,7 +79,7 @@ class HasPart(nn.Module):
         return self.last(self.part(self.first(x), n))
 
 
-def may_differ(net: nn.Module, x: Tensor) -> nn.Module:
+def may_differ(net: nn.Module, x: Tensor) -> Any:
     """The rewritten model, after a test that it gives the output of ``net``, or an error, for other lengths."""
     model = rewritten(copy.deepcopy(net), x, LENGTHS[0], method="float", check=True)
     for n in LENGTHS:
@@ -117,7 +117,7 @@ def test_in_a_part_what_an_operator_of_another_library_gives_is_tested() -> None
     assert not model._state.recording.leaves
 
 
-NOT_DECIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+NOT_DECIDED: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "entries": lambda x, n: x[torch.arange(2), n - 1],
     "one_hot with classes": lambda x, n: F.one_hot(n, 9),
     "a masked tensor": lambda x, n: x.masked_fill(n[:, None, None] > 2, 0.0),
