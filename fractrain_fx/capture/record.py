@@ -91,6 +91,10 @@ class Recording:
         example = self.call.example(args, {**dict(self.call.implied), **kwargs})
         return first_difference(model, self.train if training else self.eval, self.plain[training], example, training)
 
+    def holds_again(self, model: nn.Module, training: bool) -> bool:
+        """Whether the graph equals the model on the example: if not, the model has changed since."""
+        return self.difference(model, *self.present((self.args, dict(self.kwargs))), training) is None
+
     def value_difference(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
     ) -> str | None:

@@ -201,7 +201,7 @@ class Variants:
 
     def _find(self, form: int, values: Values, call: Call, training: bool, why: str | None, kind: Any) -> Variant:
         conditions: list[str] = []
-        around, unseen, self._unsure = False, None, None
+        around, unseen, as_recorded, self._unsure = False, None, False, None
         for variant in self:
             if variant.form != form:
                 continue
@@ -209,12 +209,14 @@ class Variants:
             condition = str(seen) if seen else variant.failed_condition(values, self._original, training)
             if condition is None and self.closed is None:
                 unseen = self._first_calls.difference(variant, call, training, kind)
-                condition = None if unseen is None else f"calls on which it equals its graph; here {unseen}"
+                if unseen is not None:
+                    condition = f"calls on which it equals its graph; here {unseen}"
+                    as_recorded = variant.recording.holds_again(self._original, training)
             if condition is None:
                 return variant
             conditions.append(condition)
             around = around or seen is not None
-        if unseen and form_of_call(form, values) in self._recorded:
+        if unseen and as_recorded and form_of_call(form, values) in self._recorded:
             raise decided_by_values(self._original, unseen)
         refused = self.closed or no_more_recordings(self._original, 1 + len(self._others), self._config.run)
         cause = None
