@@ -93,7 +93,8 @@ class Recording:
 
     def holds_again(self, model: nn.Module, training: bool) -> bool:
         """Whether the graph equals the model on the example: if not, the model has changed since."""
-        return self.difference(model, *self.present((self.args, dict(self.kwargs))), training) is None
+        args, kwargs = self.present((self.args, dict(self.kwargs)))
+        return self.difference(model, args, kwargs, training) is None
 
     def value_difference(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
