@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
+from hashlib import blake2b
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "CAPTURE",
     "by_capture",
     "by_library",
+    "call_place",
     "error_line",
     "forward_code",
     "forward_line",
@@ -39,6 +41,7 @@ CAPTURE = __name__.rpartition(".")[0]
 """The package of capture, by which its own functions and frames are recognised."""
 
 _PACKAGE = __name__.partition(".")[0]
+_RUNS = f"{CAPTURE}.attempts"  # which calls the model
 
 
 def source_line() -> str | None:
@@ -60,6 +63,21 @@ def model_line() -> str | None:
         if _module_of(frame).startswith(f"{_PACKAGE}.") and not by_capture(frame):
             return None  # what called capture is not the model
     return None
+
+
+def call_place() -> str:
+    """The calls of Python code that lead from the recorded model to the present one, as one word.
+
+    Two calls on one line, and two passes through one function, have different places; repetitions of a loop have one.
+    """
+    parts: list[str] = []
+    for frame in outward(sys._getframe(1)):
+        if _module_of(frame) == _RUNS:
+            break
+        if not by_capture(frame):
+            code = frame.f_code
+            parts.append(f"{code.co_filename}:{code.co_firstlineno}:{frame.f_lasti}")
+    return blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
