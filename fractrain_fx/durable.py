@@ -9,15 +9,20 @@ from pathlib import Path
 
 from fractrain_fx.errors import RunError
 
-__all__ = ["require_folder", "sync", "user_cache", "write_text", "writing"]
+__all__ = ["require_file", "require_folder", "sync", "user_cache", "write_text", "writing"]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file's content in one step."""
+    """Replace a file's content in one step.
+
+    Raises:
+        RunError: as :func:`writing`.
+    """
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    sync(draft)
-    os.replace(draft, path)
+    with writing(path):
+        draft.write_text(text, encoding="utf-8")
+        sync(draft)
+        os.replace(draft, path)
 
 
 def sync(path: Path) -> None:
@@ -45,6 +50,19 @@ def require_folder(path: Path) -> None:
         raise RunError(f"{path} cannot be a folder, because {there} is a file: write to another one")
     if not os.access(there, os.W_OK | os.X_OK):
         raise RunError(f"{path} cannot be written to, because {there} is read-only: write to another folder")
+
+
+def require_file(path: Path) -> None:
+    """Check that a file can be written at ``path``, before the work of which it is the result.
+
+    Raises:
+        RunError: a folder is in its place, or its own folder does not exist or is read-only.
+    """
+    if path.is_dir():
+        raise RunError(f"{path} is a folder: name a file in it")
+    if not path.absolute().parent.exists():
+        raise RunError(f"{path} cannot be written, because its folder does not exist: make that, or name another")
+    require_folder(path.absolute().parent)
 
 
 @contextlib.contextmanager

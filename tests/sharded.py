@@ -1,4 +1,4 @@
-"""A small text model, and functions that run in several processes."""
+"""Small models, and functions that run in several processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-__all__ = ["Text", "together", "whole"]
+__all__ = ["EncoderDecoder", "PostNorm", "Text", "together", "whole"]
 
 
 class Text(nn.Module):
@@ -30,6 +30,43 @@ class Text(nn.Module):
         x = self.embed(tokens) + self.positions[: tokens.shape[1]]
         for layer in self.layers:
             x = x + layer(x)
+        return self.head(x)
+
+
+class PostNorm(nn.Module):
+    """Blocks that end with a norm, whose output the next block multiplies first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(3))
+        self.stem, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = norm(x + layer(x))
+        return self.head(x)
+
+
+class EncoderDecoder(nn.Module):
+    """Each block of the second half reads what the norm behind the first half gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head, self.norm = nn.Linear(8, 8), nn.Linear(8, 4), nn.LayerNorm(8)
+        self.encoder = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(2))
+        self.decoder = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(2))
+        self.cross = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = encoded = self.stem(x)
+        for layer in self.encoder:
+            encoded = encoded + layer(encoded)
+        encoded, x = self.norm(encoded), start
+        for layer, cross in zip(self.decoder, self.cross, strict=True):
+            x = x + layer(x)
+            x = x + cross(encoded)
         return self.head(x)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fractrain_fx.durable import require_folder, writing
+from fractrain_fx.config import FracConfig
+from fractrain_fx.durable import require_file, require_folder, writing
 from fractrain_fx.errors import RunError
 from fractrain_fx.training import RunResult
 from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
@@ -40,6 +41,17 @@ def test_a_read_only_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         require_folder(tmp_path / "run")
 
 
+def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    require_file(tmp_path / "new.json")
+    with pytest.raises(RunError, match="is a folder: name a file in it"):
+        require_file(tmp_path)
+    with pytest.raises(RunError, match="its folder does not exist"):
+        require_file(tmp_path / "none" / "new.json")
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="is a file"):
+        require_file(tmp_path / "file" / "new.json")
+
+
 def test_what_the_disk_says_is_in_the_message(tmp_path: Path) -> None:
     with (
         pytest.raises(RunError, match=r"x could not be written \(No space left on device\): make room"),
@@ -58,6 +70,7 @@ def write_result(folder: Path) -> None:
 WRITERS: dict[str, Callable[[Path], None]] = {
     "result.json": write_result,
     "samples.json": lambda folder: write_samples([], folder),
+    "config.yaml": lambda folder: FracConfig().to_yaml(folder / "config.yaml"),
     "starts.jsonl": lambda folder: keep_start(folder, Start.now([], epoch=0, device="cpu", processes=1)),
 }
 

@@ -22,7 +22,7 @@ from fractrain_fx import Engine, FracModel, RunConfig
 from fractrain_fx.distributed import fully_shard
 from fractrain_fx.errors import ConfigError, InputError, ModelError
 from tests.segmented import IMAGES, ROWS, Residual, Stack, rewritten
-from tests.sharded import Text, whole
+from tests.sharded import EncoderDecoder, PostNorm, Text, whole
 
 WORDS = torch.arange(24).reshape(4, 6) % 11
 
@@ -69,8 +69,11 @@ def held_by(group: nn.Module, model: nn.Module) -> set[str]:
         (Residual(), IMAGES, {"run": RunConfig(skipping="left-out"), "options": ("FW-0/BW-0", "FW-4/BW-8")}),
         (Text(), WORDS, {"method": "pfq"}),
         (nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), ROWS, {"method": "static"}),
+        (PostNorm(), ROWS, {"run": RunConfig(skipping="computed")}),
+        (EncoderDecoder(), ROWS, {"method": "pfq"}),
+        (EncoderDecoder(), ROWS, {"method": "static"}),
     ],
-    ids=["float", "fractrain", "pfq", "one-op"],
+    ids=["float", "fractrain", "pfq", "one-op", "post-norm", "encoder-decoder", "encoder-decoder-static"],
 )
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_sharded_model_has_the_names_and_the_numbers_of_a_whole_one(

@@ -52,6 +52,7 @@ class Recording:
         seen: for each mode, the circumstances of a call that code read.
         input_types: for each input tensor its type, if code read it; else ``None``. Their kinds are part of ``call``.
         plain: for each mode the graph before passes change it, to compare with the model on later calls.
+        home: name, type and device of the first parameter of a floating type, if there is one.
     """
 
     train: RecordedModule
@@ -69,6 +70,7 @@ class Recording:
     seen: Mapping[bool, tuple[Seen, ...]] = field(default_factory=lambda: {True: (), False: ()})
     input_types: tuple[torch.dtype | None, ...] = ()
     plain: Mapping[bool, FloatGraph] = field(default_factory=dict)
+    home: tuple[str, torch.dtype, torch.device] | None = None
 
     @property
     def fixed_batch(self) -> bool:
@@ -102,6 +104,17 @@ class Recording:
         """Whether the tensors of a call have the types that the recorded code read."""
         pairs = zip(tensors_in(values), self.input_types, strict=False)
         return all(wanted is None or x.dtype == wanted for x, wanted in pairs)
+
+    def present(self, values: Any) -> Any:
+        """Example inputs, moved and cast as the model was since it was recorded."""
+        name, dtype, device = self.home or ("", None, None)
+        if (now := dict(self.train.named_parameters()).get(name)) is None:  # also if it is kept in another form
+            return values
+
+        def follow(x: Tensor) -> Tensor:
+            return x.to(now.device if x.device == device else x.device, now.dtype if x.dtype == dtype else x.dtype)
+
+        return map_tensors(values, follow)
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
@@ -178,6 +191,7 @@ def record(
         seen={mode: run.seen for mode, run in runs.items()},
         plain={True: plain[True], False: plain[True] if shared else plain[False]},
         input_types=tuple(x.dtype if i in typed else None for i, x in enumerate(tensors_in(example.tensors))),
+        home=next(((name, x.dtype, x.device) for name, x in model.named_parameters() if x.is_floating_point()), None),
     )
     for graph in recorded.graphs:
         graph.set_mode(mode)

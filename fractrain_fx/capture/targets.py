@@ -14,17 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.graph import inplace_methods
 
+from fractrain_fx.capture.trees import holds_tensor
+
 __all__ = [
     "ADDS",
     "CONTRACTIONS",
     "DATA_DEPENDENT",
+    "FORM_READS",
     "IN_PLACE_OPERATORS",
-    "VALUE_READS",
+    "TEXT_READS",
+    "TRUTH_READS",
     "Target",
     "call_name",
     "call_through",
     "function_node",
     "getter_name",
+    "gives_values",
     "is_product",
     "operator_name",
     "resolve",
@@ -56,11 +61,23 @@ _ALIASES: Mapping[str, str] = {"linalg_matmul": "matmul"}
 ADDS = frozenset({"add", "iadd", "add_", "__add__", "__radd__", "__iadd__"})
 """Names of calls that add two tensors."""
 
-VALUE_READS = frozenset(
-    {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__", "item"}
-    | {"tolist", "numpy", "is_nonzero", "equal", "allclose"}
+FORM_READS = frozenset(
+    {name for name in dir(Tensor) if name.startswith("is_")} - {"is_nonzero"}
+    | {"__len__", "dim", "dim_order", "ndim", "ndimension", "dense_dim", "sparse_dim", "_dimI", "_dimV", "_is_view"}
+    | {"dtype", "type", "element_size", "itemsize", "storage_type", "storage_offset", "qscheme", "q_per_channel_axis"}
+    | {"result_type", "promote_types", "can_cast", "cudnn_is_acceptable"}
+    | {"device", "get_device", "__dlpack_device__", "layout", "name", "names", "has_names", "output_nr", "_version"}
+    | {"grad", "grad_fn", "grad_dtype", "requires_grad", "retains_grad", "_grad", "_grad_fn", "_base"}
+    | {"_backward_hooks", "_post_accumulate_grad_hooks", "volatile", "__dir__"}
+    | {"register_hook", "register_post_accumulate_grad_hook"}
 )
-"""Names of calls through which a tensor's values become Python values."""
+"""Names of calls that give Python no tensor and tell only of a tensor's form, place or gradient."""
+
+TRUTH_READS = frozenset({"__bool__", "is_nonzero", "item"})
+"""Names of calls that may give the truth value of one tensor."""
+
+TEXT_READS = frozenset({"__repr__", "__str__", "__format__"})
+"""Names of calls that give a tensor's values as text."""
 
 DATA_DEPENDENT = frozenset(
     {"nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim"}
@@ -107,6 +124,14 @@ def operator_name(func: Any) -> str | None:
     """The name of an operator in torch's registry (``aten::mm``); ``None`` for other functions."""
     name = getattr(getattr(func, "overloadpacket", func), "_qualified_op_name", None)
     return None if name is None else str(name)
+
+
+def gives_values(name: str, result: Any) -> bool:
+    """Whether a call of this name that returned ``result`` shows Python values of the tensors that it was given."""
+    if result is None or result is NotImplemented or holds_tensor(result):
+        return False
+    parts_of_nothing = isinstance(result, (tuple, list)) and not result
+    return not parts_of_nothing and name.partition(".")[0] not in FORM_READS
 
 
 def is_product(name: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
@@ -41,7 +42,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DICTIONARIES = (dict, immutable_dict)
 
 
-# Names of a list that read none of its values, or only for a message.
+# Names of a list that read none of its values, and its text.
 _SILENT = {"__class_getitem__", "__doc__", "__getattribute__", "__hash__", "__init__", "__new__"}
 _SILENT |= {"__repr__", "__sizeof__"}
 
@@ -53,16 +54,37 @@ class ValueList(list[Any]):
         items: the values.
         source: the node that reads them from a tensor.
         noticed: is called with the code that is about to read the list.
+        written: gives the list's text for the code that asks for it.
     """
 
-    def __init__(self, items: Iterable[Any], source: Node, noticed: Callable[[FrameType], None]) -> None:
+    def __init__(
+        self,
+        items: Iterable[Any],
+        source: Node,
+        noticed: Callable[[FrameType], None],
+        written: Callable[[list[Any], FrameType], str],
+    ) -> None:
         super().__init__(items)
         self.source = source
         self.noticed = noticed
+        self.written = written
 
     def unread(self) -> list[Any]:
         """The values, without calling ``noticed``."""
         return list(list.__iter__(self))
+
+    def __repr__(self) -> str:
+        return self.written(self.unread(), sys._getframe(1))
+
+    def __radd__(self, other: Any) -> Any:
+        """The sum with a list on the left, which would copy the values in C."""
+        self.noticed(sys._getframe(1))
+        return other + self.unread()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """An array of numpy, which would copy the values in C."""
+        self.noticed(sys._getframe(1))
+        return np.array(self.unread(), *args, **kwargs)
 
 
 def _noticed(name: str) -> Callable[..., Any]:

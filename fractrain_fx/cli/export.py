@@ -59,7 +59,7 @@ def _require_exportable(model: FracModel, to: str) -> None:
     options = [number for number, option in enumerate(config.gate_options) if not option.skips]
     blocks = [block.name for block in model.blocks]
     for fixed in [dict.fromkeys(blocks, number) for number in options] if config.gated else [None]:
-        model._request(to, fixed, batches=[recording.args or recording.kwargs])
+        model._request(to, fixed, [recording.args or recording.kwargs])
 
 
 def _model_in(run: Path, name: str | None) -> tuple[FracModel, BuiltModel | None]:

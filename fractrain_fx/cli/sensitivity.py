@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fractrain_fx.config import PrecisionStages
+from fractrain_fx.durable import require_file
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.numerics.allocation import Allocation, StagedAllocation, allocate
 from fractrain_fx.numerics.allocation.allocation import FILE as ALLOCATION
@@ -35,12 +36,20 @@ def show_sensitivity(arguments: dict[str, Any]) -> None:
     for flag, (purpose, example) in _WITH_BUDGET.items():
         if arguments[flag] is not None and budget is None:
             raise ConfigError(f"--{flag} {purpose} under a budget: add --budget {example}, or leave it out")
+    for flag in ("out", "draw", "allocation"):
+        if arguments[flag] is not None:
+            require_file(Path(arguments[flag]))
+    if arguments["write"] is not None:
+        require_file(Path(arguments["write"][1]))
     if source.suffix == ".json":
         if arguments["batches"] is not None:
             raise ConfigError(f"{source} was measured before, so that --batches changes nothing: leave it out")
         found = Sensitivities.from_json(source)
     else:
-        found = measure_run(source, 8 if arguments["batches"] is None else arguments["batches"])
+        batches = 8 if arguments["batches"] is None else arguments["batches"]
+        if batches < 1:
+            raise ConfigError(f"--batches {batches} must be at least 1: the training batches to measure on")
+        found = measure_run(source, batches)
         found.to_json(source / FILE)
     console = new_console()
     console.print(found)

@@ -18,6 +18,7 @@ __all__ = [
     "SCALE_BITS",
     "check_recipe",
     "elements_of",
+    "named",
     "recipe_of",
     "usual_recipe",
     "widths_of",
@@ -142,6 +143,11 @@ def recipe_of(value: Any) -> Recipe:
             f"recipe={value!r} is unknown: write one of {', '.join(RECIPES)}, or a Recipe.{near(str(value), RECIPES)}"
         )
     return RECIPES[value]
+
+
+def named(recipe: Recipe) -> str | Recipe:
+    """The name of a recipe in use; any other recipe as it is."""
+    return next((name for name, each in RECIPES.items() if each == recipe), recipe)
 
 
 def usual_recipe(format: str, *, narrow: bool = False) -> Recipe:

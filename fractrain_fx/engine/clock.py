@@ -60,12 +60,10 @@ class RunClock:
         """Tokens so far over all processes, if windows are of tokens."""
         self._batches = self._open = 0
         self._window = EpochMeter()
-        self._device = torch.device("cpu")
 
     def add(self, loss: Tensor, samples: int, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
         """Add a batch to the open window, as :meth:`EpochMeter.add`."""
         if self.every is not None:
-            self._device = loss.device
             self._window.add(loss, None, samples, cost_term, labels)
 
     def close_window(self) -> EpochSums:
@@ -116,7 +114,7 @@ class RunClock:
         before = self._position
         self.steps += 1
         if isinstance(self.every, Tokens):
-            self.tokens += int(sum_over_ranks(torch.tensor(self._open, device=self._device)))
+            self.tokens += int(sum_over_ranks(torch.tensor(self._open)))
         self._batches = self._open = 0
         if self._position - before > self.every.number:
             raise ConfigError(

@@ -113,7 +113,8 @@ class CostController:
         return {"integral": float(self._next_integral)} if self._control == "multiplier" else {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from what ``state_dict`` gave."""
+        """Continue from what ``state_dict`` gave, with a new optimizer step."""
+        self.start_step()
         self._integral = self._next_integral = float(state.get("integral", 0.0))
 
     def _mean(self, cp: Tensor, samples: int) -> Tensor:

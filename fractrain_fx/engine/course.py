@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fractrain_fx.config import ByLength, FracConfig
@@ -90,6 +92,19 @@ class Course:
             say = "epochs=..." if every is None else f"length={type(every).__name__}(...)"
             words = _UNTOLD.format(stages=stages, soonest=self.plan.soonest, unit=unit_of(every), say=say)
             warnings.warn(words, FracTrainWarning, stacklevel=3)
+
+    @contextmanager
+    def unchanged_on_error(self, *others: object) -> Iterator[None]:
+        """Put back the attributes of this course and of others, and the state of the schedule, after an error."""
+        schedule = self.plan.schedule
+        state, held = copy.deepcopy(schedule.state_dict()), [(part, dict(vars(part))) for part in (self, *others)]
+        try:
+            yield
+        except Exception:
+            schedule.load_state_dict(state)
+            for part, attributes in held:
+                vars(part).update(attributes)
+            raise
 
     def end_epoch(self, rows: Sequence[EpochRow]) -> None:
         """Say which stages the run had, if it ends with this epoch."""

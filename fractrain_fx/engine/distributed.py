@@ -44,17 +44,23 @@ def is_first() -> bool:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """``values`` added up over all processes, in place; a collective, so each process must call it."""
+    """``values`` added up over all processes, in place; a collective, so each process must call it.
+
+    They may lie on a device that the processes do not exchange tensors of, such as the CPU under NCCL.
+    """
     if _together():
-        dist.all_reduce(values)
+        kinds = [pair.partition(":")[0] for pair in dist.get_backend_config().split(",")]  # "cpu:gloo,cuda:nccl"
+        exchanged = values if values.device.type in kinds else values.to(kinds[0])
+        dist.all_reduce(exchanged)
+        values.copy_(exchanged)
     return values
 
 
-def mean_over_ranks(value: float, device: torch.device) -> float:
-    """The mean of a number that each process passed, by tensors on a device; each process must call it."""
+def mean_over_ranks(value: float) -> float:
+    """The mean of a number that each process passed; a collective, so each process must call it."""
     if not _together():
         return value
-    return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64, device=device))) / world_size()
+    return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64))) / world_size()
 
 
 def gather_over_ranks(value: _Value) -> list[_Value]:

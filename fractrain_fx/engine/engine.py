@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +16,11 @@ from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.course import Course, Run, Staged
 from fractrain_fx.engine.distributed import mean_over_ranks
 from fractrain_fx.engine.ledger import Ledger
-from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
+from fractrain_fx.engine.meter import EpochSums, refuse_bad_step, require_finite
 from fractrain_fx.engine.schedules import LoopLength, StageSchedule
 from fractrain_fx.engine.steered import SteeredModel
 from fractrain_fx.engine.watch import LoopWatch
-from fractrain_fx.errors import NonFiniteLossError, RunError
+from fractrain_fx.errors import RunError
 from fractrain_fx.nn.cost import Forward
 
 __all__ = ["Engine", "StageChange"]
@@ -120,9 +119,8 @@ class Engine(Staged):
             weight: the number by which the loop still divides the loss before gradients are added up; ``accumulate``
                 by default, 1 if ``task_loss`` is already the batch's share of the step's loss.
             tokens: tokens of the batch in this process; by default the size of the model's matrix of tokens.
-            labels: the number of labels that the mean loss is over, in loops that weigh batches by it. Ledger and
-                indicator then do the same, and a batch of 0 labels, whose mean is NaN, weighs nothing. By default
-                batches weigh by their samples.
+            labels: the number of labels that the mean loss is over, by which ledger and indicator then weigh it (0
+                labels, whose mean is NaN, weigh nothing); by default they weigh by samples.
 
         Raises:
             InputError: the loss is not one number, another argument does not fit, or the model has not run yet.
@@ -162,13 +160,13 @@ class Engine(Staged):
             self._paused = False
 
     def start_step(self) -> None:
-        """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches."""
-        self._controller.start_step()
-
-    def abandon_step(self) -> None:
-        """Forget an optimizer step that an exception ended, before training begins again; trainers do."""
+        """Begin an optimizer step in loops whose steps vary in batches; those of a step without end belong to none."""
         self._controller.start_step()
         self._clock.abandon_step()
+
+    def abandon_step(self) -> None:
+        """Forget an optimizer step that an exception ended; trainers call this before training begins again."""
+        self.start_step()
         self._watch.take_unpaid()
 
     def end_step(self) -> StageChange | None:
@@ -210,9 +208,7 @@ class Engine(Staged):
         refuse_bad_step(self.ledger.bad_step(), f"of epoch {len(self.ledger.rows) + 1}", self.model)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
-        """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
-
-        The schedule does not see an epoch whose batches were all empty.
+        """Close the epoch; move on if the schedule, which sees no epoch of empty batches, says so and is asked now.
 
         Args:
             mean_loss: the loss for the schedule; by default the mean task loss over the epoch's steps, plus the cost
@@ -246,7 +242,7 @@ class Engine(Staged):
         loss = self._finite_loss(sums, f"of epoch {epoch}")
         if self._clock.every is not None:
             return None
-        seen = loss if given is None else mean_over_ranks(given, self.model.training_forward.cost.cp.device)
+        seen = loss if given is None else mean_over_ranks(given)
         told.refuse_mean(seen, epoch)
         return self._move_to(self._course.plan.schedule.update(seen), epoch)
 
@@ -255,39 +251,41 @@ class Engine(Staged):
 
         Unless an epoch, and the stretch that ``every`` counts, have just ended, all processes must call this together.
         """
-        state = {
+        return {
             "stage": self.stage,
             "schedule": self._course.plan.schedule.state_dict(),
             "ledger": self.ledger.to_dict(),
             "controller": self._controller.state_dict(),
             "clock": self._clock.state_dict(),
+            **self.ledger.open_dict(),
         }
-        return state | self.ledger.open_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
+
+        The step that is open is forgotten. A state that is refused changes nothing.
 
         Raises:
             RunError: the state is no state of an engine, or belongs to a run with more stages or another schedule.
         """
         told.refuse_state(state, len(self.levels))
-        told.load_schedule(self._course.plan.schedule, state["schedule"])
-        self.ledger.load_dict(state["ledger"])
-        self._controller.load_state_dict(state["controller"])
-        self._clock.load_state_dict(state["clock"])
-        self.ledger.load_open_dict(state)
-        self._course.stage = int(state["stage"])
-        steered.apply_level(self.model, self.level)
+        with self._course.unchanged_on_error(self.ledger, self._controller, self._clock):
+            told.load_schedule(self._course.plan.schedule, state["schedule"])
+            self.ledger.load_dict(state["ledger"])
+            self._controller.load_state_dict(state["controller"])
+            self._clock.load_state_dict(state["clock"])
+            self.ledger.load_open_dict(state)
+            self._course.stage = int(state["stage"])
+            steered.apply_level(self.model, self.level)
+        self._watch.take_unpaid()
 
     def _note(self, loss: Tensor, ran: Forward, cost_term: Tensor | None = None, labels: Tensor | None = None) -> None:
         self.ledger.add(loss, ran.cost, ran.batch, cost_term, labels)
         self._clock.add(loss, ran.batch, cost_term, labels)
 
     def _finite_loss(self, sums: EpochSums, stretch: str) -> float:
-        """The loss that the schedule sees; an error on all processes if it is not finite on one."""
-        if not math.isfinite(sums.loss):
-            refuse_bad_step(sums.bad_step, stretch, self.model)
-            raise NonFiniteLossError(f"a task loss {stretch} was NaN or infinite in another process")
+        """The loss that the schedule sees."""
+        require_finite(sums, stretch, self.model)
         return sums.loss + sums.cost_term if self.model.frac_config.schedule.by_total_loss else sums.loss
 
     def _move_to(self, stage: int, epoch: int) -> StageChange | None:

@@ -15,7 +15,7 @@ from fractrain_fx.engine.distributed import is_first, sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, next_sentence
 from fractrain_fx.nn.cost import Cost
 
-__all__ = ["EpochMeter", "EpochSums", "refuse_bad_step"]
+__all__ = ["EpochMeter", "EpochSums", "refuse_bad_step", "require_finite"]
 
 _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
 
@@ -90,7 +90,7 @@ class EpochMeter:
             bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         )
         if cost is not None and cost.choice:
-            chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0).to(dtype)
+            chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0, dtype=dtype)
             self._choices = chosen if self._choices is None else self._choices.to(chosen) + chosen
             self._widths = {block: choice.shape[1] for block, choice in cost.choice.items()}
 
@@ -163,6 +163,13 @@ def refuse_bad_step(step: int, stretch: str, model: Any = None) -> None:
             f"the task loss of step {step} {stretch} was NaN or infinite: the stage stays. Go back to the last "
             "checkpoint and lower the learning rate, or check this batch's data" + _seen(model)
         )
+
+
+def require_finite(sums: EpochSums, stretch: str, model: Any) -> None:
+    """Refuse a mean loss that is not finite, as :func:`refuse_bad_step`; all processes do, whichever had the loss."""
+    if not math.isfinite(sums.loss):
+        refuse_bad_step(sums.bad_step, stretch, model)
+        raise NonFiniteLossError(f"a task loss {stretch} was NaN or infinite in another process")
 
 
 def _seen(model: Any) -> str:

@@ -111,5 +111,6 @@ def can_run_again(module: nn.Module | None) -> bool:
 
     A norm that holds an activation function or dropout, as timm's ``GroupNormAct`` does, may compute something else.
     """
-    known = isinstance(module, _KEEP_THEIR_INPUT) and type(module).__module__.split(".")[0] in _PACKAGES
-    return known and all(type(child) is nn.Identity for child in module.children())
+    if not isinstance(module, _KEEP_THEIR_INPUT) or type(module).__module__.split(".")[0] not in _PACKAGES:
+        return False
+    return all(type(child) is nn.Identity for child in module.children())

@@ -34,7 +34,7 @@ def commonest(model: nn.Module, batches: Sequence[Any]) -> tuple[dict[str, int],
         _output_of(model, batch)
         cost: Any = model.cost
         for block, choice in cost.choice.items():
-            counts[block] = counts[block] + choice.sum(0).cpu()
+            counts[block] = counts[block] + choice.sum(0, dtype=torch.float32).cpu()
     found = {block: int(each.argmax()) for block, each in counts.items()}
     return found, {block: float(each.max() / each.sum()) for block, each in counts.items()}
 

@@ -81,7 +81,7 @@ def write(folder: Path, request: Request) -> Sequence[str]:
     graph = frozen_graph(request.original, request.recording.eval, request.ops, _module_of, request.skipped)
     if request.options.get("fold_batch_norm", False):
         fold_batch_norms(graph)
-    inputs = tuple(request.recording.inputs)
+    inputs = tuple(request.recording.present(request.recording.inputs))
     names = list(request.recording.call.placeholders)
     shapes = tuple(_dynamic(x) if request.options.get("dynamic", True) else None for x in inputs)
     try:

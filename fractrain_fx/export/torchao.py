@@ -86,7 +86,8 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
     """
     model = copy.deepcopy(request.original).eval()
     model.load_state_dict(state, assign=True)
-    latest = [""]
+    recording, latest = request.recording, [""]
+    args, kwargs = recording.present((recording.args, dict(recording.kwargs)))
 
     def enter(path: str) -> Callable[..., None]:
         return lambda *_: latest.__setitem__(0, path)
@@ -94,7 +95,7 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
     for path in found:
         model.get_submodule(path).register_forward_pre_hook(enter(path))
     try:
-        model(*request.recording.args, **request.recording.kwargs)
+        model(*args, **kwargs)
     except Exception as error:  # an assertion, or whatever a kernel raises
         raise ExportError(
             f"{latest[0]} cannot be multiplied by torchao's {type(state[f'{latest[0]}.weight']).__name__} "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.hardware.chosen import STEERED, choice_of
-from fractrain_fx.hardware.machine import Choice, Floats, Machine, StepCost, Traffic, Work
+from fractrain_fx.hardware.machine import Choice, Floats, Machine, Traffic, Work
 from fractrain_fx.hardware.roofline import Roofline
 from fractrain_fx.hardware.traffic import traffic_of
 from fractrain_fx.nn.cost import OpCost
@@ -22,6 +22,8 @@ __all__ = ["PlannedStep", "float_types", "plan_steps", "usual_floats"]
 
 _SLOWEST = 3
 
+_Level = tuple[str, bool, dict[str, tuple[Choice]]]
+
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -33,6 +35,7 @@ class PlannedStep:
         precision: what steered ops run at, as text; a float type for the rows to compare with.
         native: whether the machine has units of just these widths.
         seconds, joules: of the step; ``None`` joules if no figure for energy is known.
+        float32: seconds of the same work in float32; ``None`` if no op that the method steers has a price.
         bounds: shares (0..1) of the time by what bounds it.
         slowest: the ops that take longest, with their shares of the time and what bounds them.
         unpriced: names of work without a price on the machine.
@@ -44,6 +47,7 @@ class PlannedStep:
     native: bool
     seconds: float
     joules: float | None
+    float32: float | None
     bounds: dict[str, float]
     slowest: tuple[tuple[str, float, str], ...]
     unpriced: tuple[str, ...]
@@ -63,15 +67,13 @@ def plan_steps(model: FracModel, machine: Machine, batch: int) -> list[PlannedSt
     ops = costed(model.graph_module, model.frac_config)
     work: list[Work] = [*(op for op, _ in ops), *traffic_of(model._state.recording.train)]
     costs = {op.name: cost for op, cost in ops}
-    return [
-        _row(machine, batch, name, native, machine.step(work, choices, batch=batch), work)
-        for name, native, choices in _levels(model.frac_config, machine, work, costs)
-    ]
+    steered = {op.name for op, _ in ops if op.precision.mode in STEERED}
+    return [_row(machine, batch, level, work, steered) for level in _levels(model.frac_config, machine, work, costs)]
 
 
 def _levels(
     config: FracConfig, machine: Machine, work: Sequence[Work], costs: Mapping[str, OpCost]
-) -> Iterator[tuple[str, bool, dict[str, tuple[Choice]]]]:
+) -> Iterator[_Level]:
     """Every row's name, whether the machine supports it, and the choice of each op."""
     kinds = float_types(machine)
     for kind in kinds:
@@ -108,9 +110,17 @@ def _choice(op: Work, level: Precision, config: FracConfig, costs: Mapping[str, 
     return choice_of(op, costs[op.name], config, precision, op.weight_bits(config))
 
 
-def _row(machine: Machine, batch: int, name: str, native: bool, cost: StepCost, work: Sequence[Work]) -> PlannedStep:
+def _row(machine: Machine, batch: int, level: _Level, work: Sequence[Work], steered: set[str]) -> PlannedStep:
+    name, native, choices = level
+    cost = machine.step(work, choices, batch=batch)
     seconds = max(cost.seconds, 1e-30)
     order = sorted(cost.ops, key=lambda each: cost.ops[each].seconds, reverse=True)[:_SLOWEST]
     slowest = tuple((each, cost.ops[each].seconds / seconds, str(cost.ops[each].bound)) for each in order)
+    priced = [each for each in work if each.name in cost.ops]
     unpriced = tuple(each.name for each in work if each.name not in cost.ops)
-    return PlannedStep(machine.name, batch, name, native, cost.seconds, cost.joules, cost.bounds, slowest, unpriced)
+    float32 = None
+    if not steered or not steered.isdisjoint(cost.ops):
+        float32 = machine.step(priced, {each.name: (Choice(),) for each in priced}, batch=batch).seconds
+    return PlannedStep(
+        machine.name, batch, name, native, cost.seconds, cost.joules, float32, cost.bounds, slowest, unpriced
+    )

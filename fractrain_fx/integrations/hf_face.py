@@ -59,7 +59,7 @@ class _Face:
         labels = labels_of(model._state.original, kwargs, num_items_in_batch)
         mean = scaled = loss
         if labels is not None:
-            mean = torch.where(labels.count > 0, loss, 0)  # the mean over no labels is NaN, and NaN times 0 is too
+            mean = torch.where(labels.number > 0, loss, 0)  # the mean over no labels is NaN, and NaN times 0 is too
             scaled = mean * labels.share
         if model.training and self.__dict__["_add_cost"] is not None:
             scaled = self.__dict__["_add_cost"](scaled, mean, labels)
@@ -151,7 +151,7 @@ def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, Labels | None]
 class Labels(NamedTuple):
     """Labels of a batch: their number, and their share 0..1 of those of the optimizer step."""
 
-    count: Tensor
+    number: Tensor
     share: Tensor
 
 
@@ -162,8 +162,8 @@ def labels_of(original: nn.Module, inputs: Mapping[str, Any], num_items_in_batch
         return None
     if "shift_labels" not in inputs and _shifts(original):
         labels = labels[..., 1:]
-    count = labels.ne(-100).sum()
-    return Labels(count, count / torch.as_tensor(num_items_in_batch, device=count.device).clamp(min=1))
+    number = labels.ne(-100).sum()
+    return Labels(number, number / torch.as_tensor(num_items_in_batch, device=number.device).clamp(min=1))
 
 
 def _shifts(original: nn.Module) -> bool:

@@ -96,8 +96,8 @@ class Steering(TrainerCallback):
         ``labels`` is the number of labels of the batch, if Trainer weighs losses by it.
         """
         total = self.engine.loss(loss, mean=mean, weight=weight, labels=labels)
-        cost, samples, _ = self.engine.model.training_forward
-        self._window.add(mean, cost, samples, labels=labels)
+        ran = self.engine.model.training_forward
+        self._window.add(mean, ran.cost, ran.batch, labels=labels)
         self._stage, self._level = self.engine.stage, show_level(self.engine.level)
         term = (total.detach() - loss.detach()) / weight
         self._cost = term if self._cost is None else self._cost + term

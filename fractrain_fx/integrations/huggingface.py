@@ -100,11 +100,11 @@ class FracTrainMixin:
         )
         if model.training:
             scaled = self._is_share(num_items_in_batch)
-            mean, count = loss / self._over_processes(num_items_in_batch), None
+            mean, number = loss / self._over_processes(num_items_in_batch), None
             if scaled and labels is not None:
-                mean, count = mean / labels.share.clamp(min=1e-12), labels.count
+                mean, number = mean / labels.share.clamp(min=1e-12), labels.number
             weight = 1 if scaled else trainer.current_gradient_accumulation_steps
-            loss = self._steering.add_cost(loss, mean, weight, count)
+            loss = self._steering.add_cost(loss, mean, weight, number)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -177,7 +177,7 @@ class FracTrainCallback(Steering):
             return self.add_cost(loss, mean, self._args.gradient_accumulation_steps)
         # Trainer multiplies a counted loss, and with it the term, by the number of processes.
         weight = 1 / world_size() if self._args.average_tokens_across_devices else 1
-        return self.add_cost(loss, mean, weight, labels.count)
+        return self.add_cost(loss, mean, weight, labels.number)
 
     def _require_cost(self) -> None:
         if self.engine.steps == self._batches:

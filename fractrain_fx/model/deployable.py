@@ -16,6 +16,7 @@ from fractrain_fx.capture.state import in_mode
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
+from fractrain_fx.durable import require_folder
 from fractrain_fx.errors import CalibrationError, ConfigError, ExportError
 from fractrain_fx.model.frozen.packing import Packable
 from fractrain_fx.nn.bits import set_stage, stage_of
@@ -32,7 +33,6 @@ __all__ = ["Deployable"]
 
 _Stage = int | str | Precision | None
 _Choices = Literal["commonest"] | Mapping[str, int] | None
-_NONE: Mapping[str, Any] = {}
 Shares = Mapping[str, float]
 
 
@@ -162,27 +162,27 @@ class Deployable(Packable):
             ExportError: the format cannot hold this precision. Nothing was written.
             CalibrationError: activation ranges were never seen.
             MissingPackageError: the format's library is not installed.
+            RunError: the folder cannot be made or written to.
         """
         from fractrain_fx.export.write import require_known_format, write
 
         require_known_format(format, options)
+        require_folder(Path(folder))
         listed = None if batches is None else list(batches)
         fixed, shares = self._fixed(stage, choices, listed)
-        request = self._request(format, fixed, levels, listed, options)
-        cost = None
-        if shares is not None:
-            cost = self._cost_of(self.deployed(choices=fixed, levels=levels), fixed, shares, listed)
-        return replace(write(Path(folder), format, request), choices=cost)
+        exported = write(Path(folder), format, self._request(format, fixed, listed, levels, **options))
+        if shares is None:
+            return exported
+        cost = self._cost_of(self.deployed(choices=fixed, levels=levels), fixed, shares, listed)
+        return replace(exported, choices=cost)
 
-    def _request(
-        self, format: str, fixed: Any, levels: Any = "exact", batches: Any = None, options: Mapping[str, Any] = _NONE
-    ) -> Request:
+    def _request(self, format: str, fixed: Any, batches: Any, levels: Any = "exact", **options: Any) -> Request:
         """What :meth:`export` would write, after the check that the format can hold it."""
         from fractrain_fx.export.write import Request, check
 
-        recording = self._unlabelled() if format == "onnx" else self._state.recording
-        ops = self._frozen(recording, fixed, levels)
-        request = Request(self._state.original, recording, ops, self._skipped(fixed), levels, batches, options)
+        graphs = self._unlabelled() if format == "onnx" else self._state.recording
+        frozen, skipped = self._frozen(graphs, fixed, levels), self._skipped(fixed)
+        request = Request(self._state.original, graphs, frozen, skipped, levels, batches, options)
         check(format, request)
         return request
 
@@ -255,8 +255,7 @@ class Deployable(Packable):
         """The recording for calls without labels, which files for inference do not take."""
         from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 
-        state = self._state
-        recording = state.recording
+        state, recording = self._state, self._state.recording
         if not is_hugging_face(state.original):
             return recording
         from transformers.utils.generic import find_labels
@@ -264,9 +263,10 @@ class Deployable(Packable):
         labels = set(find_labels(type(state.original)))  # type: ignore[no-untyped-call]
         if not labels & recording.kwargs.keys():
             return recording
-        kwargs = {name: value for name, value in recording.kwargs.items() if name not in labels}
+        args, kwargs = recording.present((recording.args, dict(recording.kwargs)))
+        kwargs = {name: value for name, value in kwargs.items() if name not in labels}
         with self._evaluating():
-            return state.variants.choose(recording.args, kwargs, False)[0].recording
+            return state.variants.choose(args, kwargs, False)[0].recording
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -276,12 +276,13 @@ class Deployable(Packable):
     def _difference(self, made: nn.Module, fixed: Any) -> float:
         """The largest difference of outputs on the example inputs, as a share of the largest output."""
         recording, before = self._state.recording, stage_of(self)
+        args, kwargs = recording.present((recording.args, dict(recording.kwargs)))
         if isinstance(fixed, Precision):
             set_stage(self, fixed)
         try:
             with self._evaluating():
-                ours = list(tensors_in(self(*recording.args, **recording.kwargs)))
-                theirs = list(tensors_in(made(*recording.args, **recording.kwargs)))
+                ours = list(tensors_in(self(*args, **kwargs)))
+                theirs = list(tensors_in(made(*args, **kwargs)))
         finally:
             if before is not None:
                 set_stage(self, before)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
@@ -108,6 +108,16 @@ class Running:
         copied = self.current()
         self._segments = self._segments or cut(copied, self._leaves)
         return self._segments
+
+    def changing_buffers(self) -> list[Tensor]:
+        """The buffers that a training step may change, in the same order on every process."""
+        found: dict[int, Tensor] = {}
+        for segment in self.segments():
+            for path in segment.stateful.modules:
+                found |= {id(x): x for x in segment.module.get_submodule(path).buffers()}
+            buffers = (segment.module.get_buffer(path) for path in segment.stateful.buffers)
+            found |= {id(x): x for x in buffers}
+        return list(found.values())
 
     def chained(self, wrapping: Wrapping) -> RecordedModule:
         """The copy as a chain of segments.

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fractrain_fx.capture import RecordedModule, call_of
 from fractrain_fx.capture.circumstances.original import OriginalCheck
 from fractrain_fx.capture.source import warn
-from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.state import Snapshot, in_mode
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.formats.scratch import forget_results
@@ -163,7 +164,7 @@ class ModelState:
         if trains or not self.waits:
             self.to_count, self.waits = self.last, trains
         if self.sharding is not None and training:
-            self.sharding.share_buffers(self.changing_buffers)
+            self.sharding.share_buffers(self.running[True].changing_buffers)
         return output
 
     def _graph(self, variant: Variant, training: bool) -> RecordedModule:
@@ -178,16 +179,6 @@ class ModelState:
         """The wrappers of each segment in a call with or without gradients."""
         groups_of = None if self.sharding is None else self.sharding.groups_of
         return Wrapping(self.checkpointing if gradients else None, groups_of, self.compiler)
-
-    def changing_buffers(self) -> list[Tensor]:
-        """The buffers that a training step may change, in the same order on every process."""
-        found: dict[int, Tensor] = {}
-        for segment in self.running[True].segments():
-            for path in segment.stateful.modules:
-                found |= {id(x): x for x in segment.module.get_submodule(path).buffers()}
-            buffers = (segment.module.get_buffer(path) for path in segment.stateful.buffers)
-            found |= {id(x): x for x in buffers}
-        return list(found.values())
 
     def follow_frozen(self) -> None:
         """Update costs from the present ``requires_grad`` of the parameters, unless torch is compiling."""
@@ -246,32 +237,44 @@ class ModelState:
         """Measure ranges that no batch has filled on the example inputs, for evaluations before training.
 
         They stay marked as not seen, so the first batch replaces them. Nothing else changes: parts of the model keep
-        their modes, buffers and generators. Parameters without data, and shards, are not measured.
+        their modes, buffers and generators. Without data, and with shards, nothing is measured.
         """
-        if self.sharding is not None or any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        tensors = (*model.parameters(), *model.buffers(), *tensors_in(self.recording.inputs))
+        if self.sharding is not None or any(x.is_meta for x in tensors):
             return
         self.look_for_ranges()
         if self.calibrated:
             return
-        unseen = [each for each in self._ranges() if not each.seen]
+        example, unseen = self._example(model), [each for each in self._ranges() if not each.seen]
         modules = [*model.modules(), *self.graphs]
         modes = [module.training for module in modules]
-        with Snapshot(self.original).preserved():
-            for module in modules:
-                module.training = False
-            self._fill([(self.variants.first, self.recording.inputs)], unseen)
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
-        for each in unseen:
-            each.seen.fill_(False)
+        try:
+            with Snapshot(self.original).preserved():
+                for module in modules:
+                    module.training = False
+                self._fill([example], unseen)
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+            for each in unseen:
+                each.seen.fill_(False)
         self.measured = True
+
+    def _example(self, model: nn.Module) -> tuple[Variant, tuple[Any, ...]]:
+        """The recording that fits the example inputs as the model takes them now, and these."""
+        recording = self.recording
+        values: tuple[Any, ...] = recording.present(recording.inputs)
+        if recording.other_types(self.original) is None and recording.takes_types(values):
+            return self.variants.first, values
+        with in_mode(model, training=False):
+            return self.variants.choose(recording.present(recording.args), recording.present(recording.kwargs), False)
 
     def fill_ranges(self, batches: Iterable[Any]) -> int:
         """Update the activation ranges from batches that run in evaluation mode; returns the number of batches."""
         calls = map(call_of, batches)
         seen = self._fill((self.variants.choose(args, kwargs, False) for args, kwargs in calls), self._ranges())
         if self.sharding is not None:
-            self.sharding.share_buffers(self.changing_buffers)
+            self.sharding.share_buffers(self.running[True].changing_buffers)
         return seen
 
     def _fill(self, calls: Iterable[tuple[Variant, tuple[Any, ...]]], ranges: Collection[RunningRange]) -> int:

@@ -26,8 +26,6 @@ class StageBits(FollowsStage):
 
     Attributes:
         fw, bw: its bits, as data that a graph reads.
-        known: the same on the host, for a backend whose kernels depend on it. A compiled graph that reads it is
-            compiled once for each precision.
     """
 
     fw: Tensor
@@ -35,20 +33,45 @@ class StageBits(FollowsStage):
 
     def __init__(self, precision: Precision) -> None:
         super().__init__()
-        self.known = precision
         self.register_buffer("fw", torch.tensor(precision.fw, dtype=torch.int32))
         self.register_buffer("bw", torch.tensor(precision.bw, dtype=torch.int32))
+        self._know(precision)
+
+    @property
+    def known(self) -> Precision:
+        """The same on the host, for a backend whose kernels depend on it.
+
+        It waits for the device if the buffers changed since it was read last. A compiled graph that reads it is
+        compiled once for each precision. It sees buffers that :meth:`set` or a checkpoint changed; other writes, such
+        as those of an average of models, show in eager mode only.
+        """
+        if not torch.compiler.is_compiling():
+            self._look()
+        return self._known
 
     def set(self, precision: Precision) -> None:
         """Change the precision in place (0-dim int32 buffers)."""
         self.fw.fill_(precision.fw)
         self.bw.fill_(precision.bw)
-        self.known = precision
+        self._know(precision)
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         super()._load_from_state_dict(*args, **options)
-        if not self.fw.is_meta:
-            self.known = Precision(int(self.fw), int(self.bw))
+        self._look()
+
+    def _look(self) -> None:
+        """Read the buffers if they were written to, or replaced."""
+        seen = zip(self._moments(), self._known_at, strict=True)
+        held = all(type(x) is Tensor and not x.is_meta for x in (self.fw, self.bw))
+        if held and not all(now is before and version == then for (now, version), (before, then) in seen):
+            self._know(Precision(int(self.fw), int(self.bw)))
+
+    def _know(self, precision: Precision) -> None:
+        self._known, self._known_at = precision, self._moments()
+
+    def _moments(self) -> tuple[tuple[Tensor, int], ...]:
+        """The buffers, and the number of writes into each; those made in inference mode count none."""
+        return tuple((x, 0 if x.is_inference() else x._version) for x in (self.fw, self.bw))
 
 
 class OwnBits(NamedTuple):

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.errors import InputError
 from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["Cost", "CostMeter", "CostRow", "Forward", "OpCost", "gated_meter"]
@@ -42,13 +43,24 @@ class Forward(NamedTuple):
 
     Attributes:
         cost: of its batch.
-        batch: number of samples.
+        samples: their number; ``None`` if no input has samples.
         tokens: number of tokens, if the inputs are tokens.
     """
 
     cost: Cost
-    batch: int
+    samples: int | None
     tokens: int | None
+
+    @property
+    def batch(self) -> int:
+        """Number of samples.
+
+        Raises:
+            InputError: no input has samples.
+        """
+        if self.samples is None:
+            raise InputError("no input of the last call has samples, so there is no batch: pass tensors with samples")
+        return self.samples
 
 
 class OpCost(NamedTuple):

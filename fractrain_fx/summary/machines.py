@@ -69,7 +69,8 @@ def slowest_lines(steps: Sequence[PlannedStep]) -> Iterator[str]:
     """The column that a narrow ``steps_table`` leaves out: a line for each set of slowest ops."""
     named: dict[str, list[str]] = {}
     for step in steps:
-        named.setdefault(_slowest(step), []).append(step.precision)
+        if step.float32 is not None:
+            named.setdefault(_slowest(step), []).append(step.precision)
     for ops, precisions in named.items():
         yield f"slowest at {', '.join(precisions)}: {ops}"
 
@@ -85,17 +86,19 @@ def step_lines(steps: Sequence[PlannedStep]) -> Iterator[str]:
 
 def _cells(steps: Sequence[PlannedStep]) -> tuple[str, list[tuple[str, ...]]]:
     """The unit of all times, and the cells of each row."""
-    unit, size = time_unit(step.seconds for step in steps)
-    return unit, [_row(step, steps[0], size) for step in steps]
+    unit, size = time_unit(step.seconds for step in steps if step.float32 is not None)
+    return unit, [_row(step, size) for step in steps]
 
 
-def _row(step: PlannedStep, first: PlannedStep, size: float) -> tuple[str, ...]:
+def _row(step: PlannedStep, size: float) -> tuple[str, ...]:
+    if step.float32 is None:
+        return (step.precision, "-", "-", "-", "no price", "")
     bounds = [each for each in sorted(step.bounds.items(), key=lambda each: -each[1]) if each[1] >= 0.005]
     return (
         step.precision + ("" if step.native else " *"),
         plain_number(step.seconds / size),
         "-" if step.joules is None else plain_number(step.joules),
-        f"{step.seconds / first.seconds:.2f}" if first.seconds else "-",
+        f"{step.seconds / step.float32:.2f}" if step.float32 else "-",
         ", ".join(f"{100 * share:.0f} % {bound}" for bound, share in bounds),
         _slowest(step),
     )

@@ -10,17 +10,14 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from fractrain_fx.durable import writing
 from fractrain_fx.engine.distributed import is_first, on_first
 from fractrain_fx.errors import DataError, RunError
 from fractrain_fx.model import FracModel
-from fractrain_fx.model.saved.folder import read_weights
 from fractrain_fx.training.building import prepare_rounding
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
-from fractrain_fx.training.folder.checkpoint import latest_checkpoint, read_checkpoint
+from fractrain_fx.training.folder.checkpoint import latest_checkpoint, newest_checkpoint
 from fractrain_fx.training.folder.earlier import holds_run, set_aside
 from fractrain_fx.training.folder.held import HeldFolder, hold, hold_new, hold_together
-from fractrain_fx.training.folder.schema import MODEL, reading
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.log.records import STARTS
 from fractrain_fx.training.models import BuiltModel, build_model
@@ -231,16 +228,11 @@ def trained_model(out: Path) -> tuple[FracModel, BuiltModel]:
     from fractrain_fx.api import fractrainify
 
     settings = settings_in(out)
-    folder = latest_checkpoint(out)
-    if folder is None:
-        raise RunError(f"{out} has no checkpoint yet: let fractrain train --resume {out} finish an epoch")
-    read_checkpoint(folder)
+    checkpoint = newest_checkpoint(out)
     built = build(settings)
     args, kwargs = built.examples()
     model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
-    with reading(folder):
-        weights = read_weights(folder / MODEL)
-    model.load_state_dict(weights)
+    checkpoint.fill(model)
     return model.eval(), built
 
 
@@ -273,8 +265,7 @@ def _chosen(settings: RunSettings, model: FracModel) -> RunSettings:
 
 def _keep_settings(settings: RunSettings, out: Path) -> None:
     if is_first():
-        with writing(out / _SETTINGS):
-            settings.to_yaml(out / _SETTINGS)
+        settings.to_yaml(out / _SETTINGS)
 
 
 def _name(settings: RunSettings) -> str:

@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.summary.text import columns_or, fits
 from fractrain_fx.training.log import new_console
@@ -131,4 +132,4 @@ def _renew(file: Path, name: str, table: str) -> None:
     )
     if not count:
         raise ConfigError(f"{file} has no place for table {name}: put {marks[0]} and {marks[1]} on lines of their own")
-    file.write_text(renewed, encoding="utf-8")
+    write_text(file, renewed)

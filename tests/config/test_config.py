@@ -26,7 +26,7 @@ from fractrain_fx import (
 )
 from fractrain_fx.config import DFQ_OPTIONS
 from fractrain_fx.config.run import LEFT_OUT_FROM
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.errors import ConfigError, RunError
 
 
 def test_blocks_run_for_all_samples_unless_asked() -> None:
@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, monkeypa
     FracConfig().to_yaml(file)
     before = file.read_bytes()
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RunError, match="No space left"):
         FracConfig(method="pfq").to_yaml(file)
     assert file.read_bytes() == before
 

@@ -179,6 +179,19 @@ def test_loops_that_do_not_fit_the_clock_are_told_so() -> None:
         engine.end_epoch(mean_loss=1.0)
 
 
+def test_a_step_that_the_loop_dropped_is_not_counted() -> None:
+    model = FakeModel(pfq(schedule=ByLength(every=Tokens(100))))
+    engine = Engine(model, accumulate=2)
+    model.tokens = 30
+    model(4)
+    engine.loss(torch.tensor(1.0))  # the loop meets a batch that it cannot use, and begins again
+    for _ in range(2):
+        engine.start_step()
+        step(engine, model, batches=2)
+    clock = engine.state_dict()["clock"]
+    assert (clock["steps"], clock["tokens"]) == (2, 120)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -38,6 +38,8 @@ def test_a_run_is_exported_and_training_ends_by_naming_the_command(
     assert "model.onnx" in str(list((run / "export-onnx").iterdir())) and "bytes" in capsys.readouterr().out
     assert main(["export", str(run), "--to", "compressed-tensors"]) == 2
     assert "models of transformers" in capsys.readouterr().err
+    assert main(["export", str(run), "--to", "onnx", "--out", str(run / "config.yaml")]) == 2
+    assert "config.yaml is a file: write to another one" in capsys.readouterr().err
     state = next(run.glob("checkpoint-*/state.json"))
     text = state.read_text()
     state.write_text(text.replace('"version": 1', '"version": 2', 1))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import plan
+from fractrain_fx import Pin, plan
 from fractrain_fx.config.precision import FULL, SKIP, Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware import Choice, Machine, Traffic
@@ -23,6 +24,7 @@ from fractrain_fx.hardware.traffic import traffic_of
 from fractrain_fx.hardware.zc706 import ZC706
 from fractrain_fx.passes import Op, Product
 from fractrain_fx.summary import Summary
+from fractrain_fx.summary.machines import step_lines
 from tests.build import paper, rewritten
 from tests.training.tiny import TinyNet
 
@@ -174,6 +176,25 @@ def test_machines_of_integer_codes_have_no_price_for_formats_with_scales_inside_
     assert not known(Choice(EIGHT, formats=("affine", "affine", "mx")))
 
 
+def test_a_plan_compares_a_precision_with_float32_for_the_same_work() -> None:
+    pin = Pin("block.0", EIGHT, format="mx")  # which has no price on this machine
+    float32, eight = planned(TinyNet(4), "static", "bitfusion", pins=(pin,)).steps
+    assert "block.0" in eight.unpriced and "block.0" not in float32.unpriced
+    assert float32.float32 == float32.seconds
+    assert eight.float32 is not None
+    left_out = next(share for name, share, _ in float32.slowest if name == "block.0") * float32.seconds
+    assert eight.float32 == pytest.approx(float32.seconds - left_out)
+    ratio = f"{eight.seconds / eight.float32:.2f} of float32"
+    assert ratio in list(step_lines([float32, eight]))[1]
+
+
+def test_a_precision_without_a_price_has_no_time() -> None:
+    summary = planned(TinyNet(4), "static", "bitfusion", format="mx")
+    assert [step.float32 is None for step in summary.steps] == [False, True]
+    assert "FW-8/BW-8: - ms, - J, - of float32" in list(step_lines(summary.steps))[1]
+    assert "without a price on bitfusion: 8 calls, such as block.0, block.3, relu" in str(summary)
+
+
 def test_every_accelerator_has_sources_and_plausible_figures() -> None:
     for board in ACCELERATORS:
         assert board.sources and board.watts and 0.5 < board.computes <= 1 and 0.5 < board.streams <= 1
@@ -198,8 +219,9 @@ def fractrain_recording() -> torch.fx.GraphModule:
     return recorded
 
 
-def planned(model: nn.Module, method: str, machine: Machine | str = PLAIN) -> Summary:
-    return plan(model, config=paper(method), example_inputs=(torch.rand(2, 3, 8, 8),), machine=machine, batch=16)
+def planned(model: nn.Module, method: str, machine: Machine | str = PLAIN, **changes: Any) -> Summary:
+    config = paper(method, **changes)
+    return plan(model, config=config, example_inputs=(torch.rand(2, 3, 8, 8),), machine=machine, batch=16)
 
 
 def test_a_plan_has_a_row_for_floats_and_for_every_option_that_computes() -> None:

@@ -176,7 +176,7 @@ class Watched(Tuner):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
-        choices = self.engine.model.cost.choice.values()
+        choices = self.engine.model.training_forward.cost.choice.values()
         for choice in choices:
             choice.retain_grad()
         self.seen = [*getattr(self, "seen", []), choices]
@@ -241,8 +241,9 @@ def test_a_batch_without_labels_weighs_nothing_as_under_the_plain_trainer(kind: 
     args = arguments(
         tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4, num_train_epochs=1, optim="sgd"
     )
-    plain = Trainer(llama(), args, train_dataset=rows)
+    plain: Any = Trainer(llama(), args, train_dataset=rows)
     plain.train()
+    trainer: Any
     trainer, engine = trainer_of(kind, rewritten(llama(), rows, FracConfig(method="float")), args, rows)
     trainer.train()
     logs, theirs = ([each for each in one.state.log_history if "loss" in each] for one in (trainer, plain))
@@ -258,8 +259,8 @@ def test_a_batch_without_labels_weighs_nothing_as_under_the_plain_trainer(kind: 
 def test_the_gradient_of_a_batch_without_labels_is_zero(tmp_path: Path) -> None:
     rows = OneUnlabelled(4)
     config = FracConfig(method="static", precision="FW-8/BW-8")
-    trainer = Tuner(rewritten(llama(), rows, config), arguments(tmp_path), train_dataset=rows)
-    model: Any = trainer.model.train()
+    trainer: Any = Tuner(rewritten(llama(), rows, config), arguments(tmp_path), train_dataset=rows)
+    model = trainer.model.train()
     loss = model(**batch(rows, 1), num_items_in_batch=torch.tensor(10)).loss
     loss.backward()
     assert loss == 0

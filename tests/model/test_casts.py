@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -82,3 +84,41 @@ def test_models_whose_code_reads_no_types_are_not_recorded_again(caplog: pytest.
     with caplog.at_level(logging.WARNING):
         assert model(ROWS.bfloat16()).dtype == torch.bfloat16
     assert "recorded again" not in caplog.text
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("build_model", [ReadsTypes, layers])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_cast_model_takes_a_checkpoint_of_the_original(build_model: Callable[[], nn.Module], training: bool) -> None:
+    original = build_model()
+    checkpoint = copy.deepcopy(original.state_dict())
+    model = rewritten(original, ROWS, "static").train(training)
+    model.bfloat16()
+    modes = {name: module.training for name, module in model.named_modules()}
+    model.load_state_dict(checkpoint)
+    assert {name: module.training for name, module in model.named_modules() if name in modes} == modes
+    with pytest.warns(UserWarning, match="evaluated before it was trained"):
+        output = model.eval()(ROWS.bfloat16())
+    assert output.dtype == torch.bfloat16
+    again = rewritten(original.bfloat16(), ROWS.bfloat16(), "static").eval()
+    assert torch.equal(output, again(ROWS.bfloat16()))
+
+
+def test_a_cast_model_is_deployed_and_compared_on_its_example_inputs() -> None:
+    model = rewritten(layers(), ROWS, "static").bfloat16()
+    model.calibrate([ROWS.bfloat16()])
+    plain: Any = model.deployed()
+    assert plain.difference == 0 and plain(ROWS.bfloat16()).dtype == torch.bfloat16
+
+
+def test_parts_keep_their_modes_when_the_example_inputs_cannot_run() -> None:
+    model = rewritten(layers(), ROWS, "static").train()
+    modes = {name: module.training for name, module in model.named_modules()}
+    for parameter in model.get_submodule("2").parameters():  # in two types, which no input fits
+        parameter.data = parameter.data.bfloat16()
+    with pytest.raises(RuntimeError, match="must have the same dtype"):
+        model.load_state_dict(model.restore().state_dict())
+    assert {name: module.training for name, module in model.named_modules()} == modes

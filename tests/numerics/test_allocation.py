@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from itertools import pairwise, product
 from pathlib import Path
@@ -15,8 +16,10 @@ from fractrain_fx import Engine, FracConfig, Pin, Precision, allocate, fractrain
 from fractrain_fx.errors import ConfigError, MissingPackageError
 from fractrain_fx.numerics.allocation import Allocation
 from fractrain_fx.numerics.allocation.price import Unit
+from fractrain_fx.numerics.allocation.solve import Option, choose
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
 from fractrain_fx.numerics.sensitivity.rounded import OperandName
+from fractrain_fx.passes import Product
 from fractrain_fx.training import RunSettings
 
 WIDTHS = (2, 3, 4, 6, 8)
@@ -50,6 +53,23 @@ def test_no_other_choice_under_the_budget_harms_less() -> None:
         assert allocation.harm == pytest.approx(best, rel=1e-5)
         assert allocation.cost == pytest.approx(found.cost(allocation.precisions))
         assert allocation.cost <= budget
+
+
+def test_an_option_of_very_large_harm_does_not_hide_the_others() -> None:
+    draw = random.Random(0)
+    for _ in range(20):
+        groups = []
+        for _ in range(6):
+            scale = 10 ** draw.uniform(-8, 4)
+            harms = [scale * 4.0 ** -(bits * draw.uniform(0.5, 2)) for bits in range(4)]
+            groups.append([Option(bits + draw.uniform(0.5, 1.5), harm) for bits, harm in enumerate(harms)])
+        least, most = (sum(end(option.cost for option in group) for group in groups) for end in (min, max))
+        budget = least + draw.uniform(0.1, 0.9) * (most - least)
+        chosen = choose(groups, budget)
+        assert sum(group[index].cost for group, index in zip(groups, chosen, strict=True)) <= budget
+        choices = (choice for choice in product(*groups) if sum(each.cost for each in choice) <= budget)
+        best = min(sum(option.harm for option in choice) for choice in choices)
+        assert sum(group[index].harm for group, index in zip(groups, chosen, strict=True)) == pytest.approx(best, 1e-6)
 
 
 def test_bits_go_where_they_count() -> None:
@@ -102,6 +122,18 @@ def test_budgets_of_a_machine(unit: Unit, machine: str) -> None:
     assert narrow.harm >= wide.harm
     with pytest.raises(ConfigError, match="needs a machine"):
         allocate(found, 1.0, unit)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"format": "mx"}, "format 'mx' has no integer codes"), ({}, "its sizes are not known")]
+)
+def test_a_machine_without_a_price_for_an_op_is_refused(change: dict[str, Any], words: str) -> None:
+    shape = Product(1, 1, 1, 1, 64, 64) if change else None
+    found = sensitivities(product=shape, **change)
+    with pytest.raises(
+        ConfigError, match=f"'bitfusion' has no price for 'a' \\({words}\\), 'b' .*write another machine"
+    ):
+        allocate(found, "FW-4/BW-4", "joules", machine="bitfusion")
 
 
 def test_a_model_is_trained_at_the_allocation(tmp_path: Path) -> None:
@@ -176,7 +208,9 @@ def test_the_op_that_is_hurt_most_is_raised_first() -> None:
 
 
 def test_names_are_matched_literally() -> None:
-    odd = Allocation({"a.b[0]": Precision(4, 4), "a": Precision(8, 8)}, {"a.b[0]": "a", "a": ""}, 1, 1, "cp", 0)
+    ops = tuple(MeasuredOp(name, "linear", module, (1, 1, 1)) for name, module in (("a.b[0]", "a"), ("a", "")))
+    bits = {"a.b[0]": Precision(4, 4), "a": Precision(8, 8)}
+    odd = Allocation(bits, Sensitivities(ops, (), 1.0, 4), 1, 1, "cp", 0)
     assert odd.pins == (Pin("a", Precision(8, 8)), Pin("a.b[[]0]", Precision(4, 4))), "that of the module comes first"
 
 

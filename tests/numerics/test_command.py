@@ -42,6 +42,32 @@ def test_a_run_is_measured_and_its_widths_are_allocated(
     assert "2 batches do not show" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--batches -1", "--batches -1 must be at least 1"),
+        ("--out none/net.json", "net.json cannot be written, because its folder does not exist"),
+        ("--draw none/net.svg", "net.svg cannot be written"),
+        ("--out .", ". is a folder: name a file in it"),
+        ("--budget FW-4/BW-6 --allocation none/net.yaml", "net.yaml cannot be written"),
+        ("--budget FW-4/BW-6 --write torchtitan none/net.py", "net.py cannot be written"),
+    ],
+)
+def test_what_would_fail_after_the_measuring_is_refused_before_it(
+    flags: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sensitivity", "run", *flags.split()]) == 2  # there is no run either
+    assert message in capsys.readouterr().err
+
+
+def test_sensitivities_of_another_version_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "net.json"
+    file.write_text('{"file": "fractrain_fx sensitivities", "ops": [{"name": "x"}], "rows": []}')
+    assert cli.main(["sensitivity", str(file)]) == 2
+    assert "net.json holds sensitivities of another version of this package" in capsys.readouterr().err
+
+
 def test_a_run_without_a_checkpoint_is_refused_and_left_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +78,12 @@ def test_a_run_without_a_checkpoint_is_refused_and_left_as_it_is(
     assert cli.main(["sensitivity", str(tmp_path)]) == 2
     assert "has no checkpoint yet" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_run_whose_batch_holds_all_samples_shows_no_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new_run(settings("static", epochs=1, batch_size=96), tmp_path, quiet()).fit()
+    assert cli.main(["sensitivity", str(tmp_path), "--batches", "4"]) == 2
+    assert "A run whose batch holds all samples" in capsys.readouterr().err
 
 
 @pytest.mark.long

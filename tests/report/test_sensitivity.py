@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from fractrain_fx import allocate
 from fractrain_fx.cli import main
+from fractrain_fx.config import Recipe
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
 from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import read_runs
@@ -49,6 +51,16 @@ def test_the_map_has_every_width_and_says_which_were_chosen(run: Path) -> None:
     for kind, side in (("loss", "fw"), ("noise", "bw")):
         chosen = {row["op"]: row["bits"] for row in tables[f"sensitivity-{kind}-first"] if row["chosen"] == "chosen"}
         assert chosen == {name: getattr(each, side) for name, each in allocation.precisions.items()}
+
+
+def test_the_map_knows_rules_with_a_format_or_a_recipe_without_a_name(run: Path) -> None:
+    found = sensitivities()
+    first, second, *rest = found.ops
+    own = replace(first, format="mx", rule=Recipe("mx", by_product=True)), replace(second, format="int", rule="jetfire")
+    allocation = allocate(replace(found, ops=(*own, *rest)), "FW-8/BW-8", options=["8/8"])
+    allocation.to_yaml(run / "allocation.yaml")
+    rows = build_sheet(read_runs([str(run)])).tables["sensitivity-loss-first"]
+    assert {row["op"] for row in rows if row["chosen"] and row["bits"] == 8} == set(OPS)
 
 
 def test_the_map_names_the_stages_of_a_width(run: Path) -> None:

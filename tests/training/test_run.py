@@ -18,7 +18,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, DataError, ModelError, RunError, TargetError
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, resume_run
 from fractrain_fx.training.folder.checkpoint import save_checkpoint
-from fractrain_fx.training.run import hold_folder
+from fractrain_fx.training.run import build, hold_folder, trained_model
 from tests.training.runs import TINY, quiet, weights
 
 
@@ -135,6 +135,31 @@ def test_a_run_whose_checkpoints_of_both_phases_are_lost_starts_both_anew(tmp_pa
     for phase in (tmp_path, tmp_path / "pretrain"):
         for name in ("metrics.jsonl", "metrics-before-1.jsonl", "result.json", "result-before-1.json"):
             assert (phase / name).read_text()
+
+
+def test_a_run_that_trains_meanwhile_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = TrainSettings(epochs=1, batch_size=32, device="cpu")
+    trainer = new_run(settings("standard", train=loop, frac=FracConfig(method="static")), tmp_path, quiet())
+    trainer.fit()
+
+    def meanwhile(*given: Any) -> Any:
+        (tmp_path / "checkpoint-0001").rename(tmp_path / "checkpoint-0002")  # at the end of the next epoch
+        return build(*given)
+
+    monkeypatch.setattr("fractrain_fx.training.run.build", meanwhile)
+    model, _ = trained_model(tmp_path)
+    theirs = weights(trainer)
+    assert all(torch.equal(value, theirs[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_whose_file_changed_since_it_was_trained_is_named(tmp_path: Path) -> None:
+    file, run = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(TINY.read_text())
+    loop = TrainSettings(epochs=1, batch_size=32, device="cpu")
+    new_run(settings("standard", model=f"{file}:net", train=loop), run, quiet()).fit()
+    file.write_text(TINY.read_text().replace("nn.Linear(8, num_classes)", "nn.Linear(8, num_classes, bias=False)"))
+    with pytest.raises(RunError, match="checkpoint-0001 does not fit this model: take the model it was made with"):
+        trained_model(run)
 
 
 def test_a_run_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

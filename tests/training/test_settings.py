@@ -101,15 +101,18 @@ def test_a_recipe_in_a_file_is_where_the_other_keys_start_from(tmp_path: Path) -
 def changed(settings: RunSettings) -> Iterator[RunSettings]:
     """``settings`` with one field changed, for each field that may have one of a few other values."""
     frac = settings.frac
-    groups = {f"frac.{f.name}": getattr(frac, f.name) for f in fields(frac) if is_dataclass(getattr(frac, f.name))}
-    for path, part in ({"": settings, "train": settings.train, "frac": frac} | groups).items():
+    parts: dict[str, Any] = {"": settings, "train": settings.train, "frac": frac}
+    groups = {f.name: getattr(frac, f.name) for f in fields(frac) if is_dataclass(getattr(frac, f.name))}
+    for name, part in (parts | groups).items():
         kinds = get_type_hints(type(part))
         for field in fields(part):
             for other in (False, True, 2, 0.25, "text", *get_args(kinds[field.name]), None):
                 with suppress(ConfigError):
-                    one = replace(part, **{field.name: other})
-                    for above in reversed(path.split(".") if path else []):
-                        one = replace(frac if path in groups and above != "frac" else settings, **{above: one})
+                    one: Any = replace(part, **{field.name: other})
+                    if name in groups:
+                        one = replace(settings, frac=frac.replace(**{name: one}))
+                    elif name:
+                        one = replace(settings, **{name: one})
                     if one != settings:
                         yield one
                         break

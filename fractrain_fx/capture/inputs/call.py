@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture.compare import equal
 from fractrain_fx.capture.inputs.form import attributes_of, fits, form_of, require_tensors, shown_form
 from fractrain_fx.capture.source import forward_line, in_words
-from fractrain_fx.capture.trees import PLAIN, holds_tensor, items_of, map_tensors
+from fractrain_fx.capture.trees import PLAIN, holds_tensor, items_of, map_tensors, tensors_in
 from fractrain_fx.errors import CaptureError, InputError
 
 __all__ = ["Arguments", "CallSpec", "Example", "describe_call"]
@@ -120,8 +120,13 @@ class Example:
 
     def renewed(self) -> Example:
         """The same call on copies of its tensors, with their strides: a model may write to its inputs."""
-        values = (self.args, self.kwargs)
-        return self.spec.example(*map_tensors(values, lambda x: _copied(x.detach()).requires_grad_(x.requires_grad)))
+        inputs = {id(x) for x in tensors_in(self.tensors)}
+
+        def renew(x: Tensor) -> Tensor:
+            # A default that is passed on is a constant of the graph, and not an input.
+            return _copied(x.detach()).requires_grad_(x.requires_grad) if id(x) in inputs else x
+
+        return self.spec.example(*map_tensors((self.args, self.kwargs), renew))
 
     def run(self, model: nn.Module) -> Any:
         """The output of a model for such copies."""
@@ -249,7 +254,7 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         forms=tuple(map(form_of, tensors.values())),
         positional=tuple(positional),
         constants=tuple((name, form_of(value)) for name, value in named.items() if name not in tensors),
-        defaults=tuple((name, form_of(value)) for name, value in defaults),
+        defaults=tuple((name, form_of(value, passed=False)) for name, value in defaults),
         extra=tuple(in_order),
         implied=tuple(implied.items()),
     )

@@ -44,17 +44,21 @@ def kind_of(dtype: torch.dtype) -> Kind:
     return Kind.BOOLEANS if dtype == torch.bool else Kind.INTEGERS
 
 
-def form_of(value: Any) -> Any:
+def form_of(value: Any, *, passed: bool = True) -> Any:
     """The form of an argument: containers are copied, and each tensor in them is replaced by its kind.
 
     An object that is neither a container nor a dataclass has itself in its form, and what its attributes hold now.
+
+    Args:
+        value: the argument.
+        passed: whether the recorded call passed it. Tensors of a default are constants of the graph: only they fit.
     """
-    return _form(value, hidden=False, seen={})
+    return _form(value, hidden=not passed, seen={})
 
 
 def _form(value: Any, *, hidden: bool, seen: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
-        # A tensor in an object is a constant of the graph.
+        # A tensor in an object or a default is a constant of the graph.
         return _Held(value, version_of(value)) if hidden else kind_of(value.dtype)
     if isinstance(value, PLAIN):
         return value
@@ -85,13 +89,13 @@ def shown_form(form: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """A tensor in an object, as it was."""
+    """A tensor in an object or a default, as it was."""
 
     tensor: Tensor
     version: int
 
     def __repr__(self) -> str:
-        return "a tensor"
+        return "a tensor that is a constant of the graph"
 
 
 @dataclass(frozen=True, eq=False)

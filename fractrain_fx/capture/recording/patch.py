@@ -82,6 +82,7 @@ class Calls:
         """
         recorder = self._recorder
         owner, real = placed(callee, self.root)
+        name = callee.name.strip("_")
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if recorder.writer.paused:
@@ -96,11 +97,13 @@ class Calls:
                     self.arrays.add(callee)
                 if weighted == self.weighted and only_constants(result):
                     with contextlib.suppress(UnrepresentableError):
+                        target: Any
                         if callee.method:
-                            path = recorder.writer.additions.kept("methods", callee, lambda: Method(owner, callee.name))
-                            return recorder.write("call_module", path, args, kwargs, result, watched, random=drew)
-                        function = targets.function_node(own_containers(real), callee.name.strip("_"))
-                        return recorder.write("call_function", function, args, kwargs, result, watched, random=drew)
+                            op, kept = "call_module", recorder.writer.additions.kept
+                            target = kept("methods", callee, lambda: Method(owner, callee.name))
+                        else:
+                            op, target = "call_function", targets.function_node(own_containers(real), name)
+                        return recorder.write(op, target, args, kwargs, result, watched, random=drew, own=True)
                 recorder.refused.add(callee)
                 return result
 
@@ -116,7 +119,10 @@ class Calls:
         if maybe:
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
-            passes_on = len(recorder.reads.of_values) > mark.reads and len(recorder.writer.obstacles) == mark.obstacles
+            numbers = [
+                node for node, _ in recorder.reads.of_values[mark.reads :] if node.target not in targets.TEXT_READS
+            ]
+            passes_on = bool(numbers) and len(recorder.writer.obstacles) == mark.obstacles
             seen = passes_on or recorder.contractions > mark.contractions or adds_inputs(mark.last, watched.tensors)
             if seen or not same or hides_tensor(result) or not recorder.writes((args, kwargs)):
                 return result
@@ -125,7 +131,7 @@ class Calls:
             lacks = f"returns a {type(result).__name__}" if hides_tensor(result) else ""
             try:
                 if not lacks:
-                    return recorder.write("call_module", path, args, kwargs, result, watched)
+                    return recorder.write("call_module", path, args, kwargs, result, watched, own=True)
             except UnrepresentableError as error:
                 lacks = f"is given a {error}"
             recorder.writer.block(f"its child {path!r} stays one node and {lacks}, which no graph holds")

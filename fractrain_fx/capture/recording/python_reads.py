@@ -18,7 +18,16 @@ from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.writer import Obstacle, Source, Writer
 from fractrain_fx.capture.sizes.guards import Expression, Guard, InputValues, Place, Size, place_of
 from fractrain_fx.capture.sizes.results import decided_dims, deciding, guards_an_error, part_count, tests_for_overflow
-from fractrain_fx.capture.sizes.symbolic import READS, Symbol, plain, spoofed, symbol, symbolic_shape, value_of
+from fractrain_fx.capture.sizes.symbolic import (
+    READS,
+    Symbol,
+    plain,
+    spoofed,
+    spoofed_tensor,
+    symbol,
+    symbolic_shape,
+    value_of,
+)
 from fractrain_fx.capture.source import by_capture, outside_capture
 from fractrain_fx.capture.trees import ValueList, has_mask, tensors_in
 from fractrain_fx.errors import InputError
@@ -175,29 +184,33 @@ class PythonReads:
 
     # Values
 
-    def values(self, name: str, args: tuple[Any, ...], result: Any, frame: FrameType) -> Any:
-        """Note a call through which values become visible to Python code, or decide the size of a tensor.
+    def values(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType
+    ) -> Any:
+        """Call ``func``; note it if values become visible to Python code, or decide the size of a tensor.
 
         A tensor of varying size in the root's own code (a loss over the valid labels) stays in the graph, because its
         rows reach no block of the model.
 
         Returns:
-            ``result``, or a list of sizes that notes the code that reads it.
+            The result, or a list of sizes that notes the code that reads it.
         """
-        writer = self._writer
-        if name in ("item", "tolist") and writer.depends(args[0], Source.DATA) and not isinstance(result, bool):
-            return self._read_value(name, args[0], result, frame)
-        read = name in targets.VALUE_READS
+        writer, result = self._writer, func(*plain(args), **plain(dict(kwargs)))
+        read = targets.gives_values(name, result)
+        followed = name in ("item", "tolist") and not isinstance(result, bool)
+        if read and (followed or name in targets.TEXT_READS) and writer.depends(args[0], Source.DATA):
+            if followed:
+                return self._read_value(name, args[0], result, frame)
+            return self._read_text(func, name, args, result, frame)
         sized = bool(decided_dims(name, args))
         if not (read or (sized and writer.path)):
             return result
         masked = name in ("__getitem__", "getitem") and has_mask(args[1])
-        for x in tensors_in(args if read else deciding(name, args)):
+        for x in tensors_in((args, kwargs) if read else deciding(name, args)):
             if writer.depends(x, Source.DATA):
                 node = writer.node_of(x)
-                if isinstance(result, bool) and (
-                    tests_for_overflow(node) or guards_an_error(frame, result, called=name == "item")
-                ):
+                truth = isinstance(result, bool) and name in targets.TRUTH_READS
+                if truth and (tests_for_overflow(node) or guards_an_error(frame, result, called=name == "item")):
                     # The graph raises where the model would handle an error or overflow: it lacks that branch.
                     message = f"a test of values, {result} when recorded, is {not result} at {place_of(frame)}"
                     writer.create("call_function", _require_as_recorded, (node, result, message), effect=True)
@@ -231,12 +244,31 @@ class PythonReads:
             self.of_values.append((node, self._obstacle(node, f"{name}()", frame)))
         if name == "item":
             return symbol(value, value_of, (node,))
-        return ValueList(value, node, partial(self._listed, node))
+        return ValueList(value, node, partial(self._listed, node), partial(self._list_as_text, node))
+
+    def _read_text(self, func: Callable[..., Any], name: str, args: Any, text: str, frame: FrameType) -> str:
+        """The text of a tensor. A message or a log does not show in the graph; any other use of the text does."""
+        node = self._writer.create("call_method", name, (self._writer.node_of(args[0]),))
+        decoy = len(self.of_values) in self.spoofed
+        self.of_values.append((node, self._obstacle(node, f"{name}()", frame)))
+        return str(func(spoofed_tensor(args[0]), *args[1:])) if decoy else text
+
+    def _list_as_text(self, node: Node, values: list[Any], frame: FrameType) -> str:
+        if self._writer.paused or by_capture(frame):
+            return repr(values)
+        shown = spoofed(values) if len(self.of_values) in self.spoofed else values
+        self.of_values.append((node, self._obstacle(node, "the text of tolist()", frame)))
+        return repr(shown)
 
     def _listed(self, node: Node, frame: FrameType) -> None:
         """Note that Python code reads a list of values."""
         if not (self._writer.paused or by_capture(frame)):
             self._block(node, "tolist()", frame)
+
+    def block(self, x: Tensor, read: str, frame: FrameType) -> None:
+        """Note that Python code got something from a tensor through which its values can be read."""
+        if self._writer.depends(x, Source.DATA):
+            self._block(self._writer.node_of(x), read, frame)
 
     def _block(self, node: Node, call: str, frame: FrameType) -> None:
         self._writer.obstacles.append(self._obstacle(node, call, frame))

@@ -21,7 +21,7 @@ from fractrain_fx.capture.recording.arguments import argument, map_results, writ
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, Watch, Written
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
-from fractrain_fx.capture.recording.kept.callees import Callee
+from fractrain_fx.capture.recording.kept.callees import Callee, require_nothing
 from fractrain_fx.capture.recording.kept.hidden import MODULE, HiddenCalls, contractions_in_operator, products_after
 from fractrain_fx.capture.recording.memory import Memory, note_memory
 from fractrain_fx.capture.recording.python_reads import PythonReads
@@ -158,18 +158,21 @@ class Recorder(TorchFunctionMode):
         watched: Watch,
         random: bool = False,
         decided: Collection[int] | None = None,
+        own: bool = False,
     ) -> Any:
         """Add the node of a call that has run, and map its results (see :func:`map_results`).
 
-        A call that returns no tensor and changes none leaves no node. ``random``: it draws numbers outside torch.
-        ``decided``: dimensions of its results whose length depends on values.
+        A call that returns nothing is there for its effect: a check of values, a log. One that returns no tensor and
+        changes none leaves no node. ``random``: it draws numbers outside torch. ``decided``: dimensions of its results
+        whose length depends on values. ``own``: it runs code of the model.
         """
+        writer = self.writer
         changed, drawn = self.effects.since(watched)
         drawn = drawn or random
-        if not holds_tensor(result) and not changed:
+        nothing = result is None and (own or any(writer.depends(x, Source.DATA) for x in watched.tensors))
+        if not (nothing or changed or holds_tensor(result)):
             self.hidden.forget()
             return result
-        writer = self.writer
         taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
         off = not torch.is_grad_enabled()
         # A result that requires a gradient all the same is a new leaf; one that is an argument keeps its history.
@@ -182,9 +185,11 @@ class Recorder(TorchFunctionMode):
             target,
             tuple(argument(writer, value, cut) for value in args),
             argument(writer, dict(kwargs), cut),
-            effect=bool(changed) or drawn,
+            effect=bool(changed) or drawn or nothing,
         )
         note_memory(node, Memory.of(args, kwargs, result, in_place))
+        if nothing and own:
+            writer.create("call_function", require_nothing, (node,), effect=True)
         self.ambient.leave(region)
         self.hidden.note_on(node)
         if drawn:
@@ -230,7 +235,7 @@ class Recorder(TorchFunctionMode):
         watched = self.watch(args, kwargs)
         if name in TYPE_READS:
             self.ambient.read_types(tensors_in((args, kwargs)))
-        result = self.reads.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
+        result = self.reads.values(func, name, args, kwargs, sys._getframe(1))
         if (operator := targets.operator_name(func)) is not None:
             known = contractions_in_operator(operator, (args, kwargs))
             self.hidden.expect(f"the operator {operator}", operator.rpartition("::")[2], known)
@@ -275,6 +280,8 @@ class Recorder(TorchFunctionMode):
             return result
         if isinstance(result, Tensor):
             return self.write("call_function", getattr, (args[0], name), {}, result, watched)
+        if targets.gives_values(name, result):
+            self.reads.block(args[0], name, sys._getframe(2))
         return result
 
     def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -32,6 +32,7 @@ __all__ = [
     "plain",
     "seen",
     "spoofed",
+    "spoofed_tensor",
     "symbol",
     "symbolic_shape",
     "value_of",
@@ -122,6 +123,13 @@ def spoofed(value: Any) -> Any:
     if type(value) is _INT:
         return value - 1 if value > 1 else value + 1
     return 0.5 * value if type(value) is _FLOAT and value and abs(value) < _LARGE else 0.25
+
+
+def spoofed_tensor(x: Tensor) -> Tensor:
+    """A tensor of the form of ``x`` with other values, whose text is another one and longer."""
+    if x.dtype == torch.bool:
+        return ~x
+    return 1000 * (x.nan_to_num() if x.is_floating_point() else x) + 1000
 
 
 def symbol(value: Any, op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:

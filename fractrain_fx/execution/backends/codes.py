@@ -103,10 +103,11 @@ class CodedProducts:
         summed = added is not None and added.ndim == 1 and needs[1]  # a bias's gradient comes with the weight's
         bits, within = self._bits(call), call.of_b.within or kept[1].within
         x, w = encode_activation(self.layout, plan, call), encode_weight(self.layout, call, within, kept[1].values)
-        values = added is not None and not summed
-        gradient = None if x is None or w is None else encode_gradient(bits, plan, call, g, values=values)
-        if x is None or w is None or gradient is None:  # a range is not finite
+        if x is None or w is None:  # a range is not finite, so that forward was in float
             return PLAIN.backward(plan, call, g, kept, needs)
+        gradient = encode_gradient(bits, plan, call, g, values=added is not None and not summed)
+        if gradient is None:  # its range is not finite, or too wide; the kept values are codes
+            return PLAIN.backward(plan, call, g, (kept[0], kept[1]._replace(values=None)), needs)
         codes, rounded = gradient
         rows = None if rounded is None else self.layout.rows(rounded)
         of_a = of_b = of_added = None

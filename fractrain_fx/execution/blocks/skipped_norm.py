@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.formats.bits import readable, work_dtype
@@ -47,10 +48,10 @@ class SkippedNorm(nn.Module):
         """The norm's output, with zeros for samples that skip; the norm's running averages move as always."""
         original, skip = self._parts
         norm = original.find()
-        if not (is_plain_norm(norm) and readable(x) and x.numel()):
+        # With one value for each channel there is no variance, which the norm itself refuses in training.
+        if not (is_plain_norm(norm) and readable(x) and x.numel() > norm.num_features):
             masked: Tensor = skip(norm(x), choice)
             return masked
-        assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
         batch = norm.training or norm.running_mean is None
         if norm.training and norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
@@ -60,11 +61,13 @@ class SkippedNorm(nn.Module):
         return result
 
 
-def is_plain_norm(norm: nn.Module) -> bool:
+def is_plain_norm(norm: nn.Module) -> TypeGuard[_BatchNorm]:
     """Whether a module computes torch's own batch norm, with samples in dimension 0, and has no hooks."""
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         return False
-    return norm.momentum is not None and not is_hooked(norm)
+    assert isinstance(norm, _BatchNorm)
+    tracks = norm.running_mean is not None  # `track_running_stats` may have been changed since the norm was made
+    return norm.momentum is not None and norm.track_running_stats == tracks and not is_hooked(norm)
 
 
 class _SkippedNorm(torch.autograd.Function):

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from fractrain_fx.durable import user_cache, write_text
-from fractrain_fx.errors import MissingPackageError, require_packages
+from fractrain_fx.errors import MissingPackageError, RunError, require_packages
 from fractrain_fx.native.build import library
 
 __all__ = ["keep", "processor", "recall"]
@@ -58,7 +58,7 @@ def keep(kind: str, seconds: Seconds) -> None:
         with FileLock(file.with_suffix(".lock"), timeout=_PATIENCE):
             timings = _read(file) | {kind: seconds}
             write_text(file, json.dumps({"about": _about(), "timings": timings}, indent=1) + "\n")
-    except (OSError, Timeout) as error:
+    except (OSError, RunError, Timeout) as error:
         _LOG.info("a timing was not kept: %s", error)
 
 

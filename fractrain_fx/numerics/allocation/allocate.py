@@ -9,6 +9,7 @@ from itertools import pairwise, product
 from typing import overload
 
 from fractrain_fx.config.precision import Precision, PrecisionStages
+from fractrain_fx.config.recipes import recipe_of, widths_of
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.machine import Machine
 from fractrain_fx.numerics.allocation.allocation import Allocation, StagedAllocation
@@ -80,7 +81,7 @@ def allocate(
 
     Raises:
         ConfigError: the budget is too small, falls from stage to stage, or does not fit their number; a precision was
-            not measured; or scipy is not installed.
+            not measured; the machine has no price for an op; or scipy is not installed.
     """
     if not noise_price >= 0:
         raise ConfigError(f"noise_price={noise_price} must be 0 or more")
@@ -204,7 +205,7 @@ class _Problem:
         chosen = choose(groups, limit - self.fixed)
         return Allocation(
             precisions={op.name: open_to[op.name][index] for op, index in zip(ops, chosen, strict=True)},
-            modules={op.name: op.module for op in self.sensitivities.ops},
+            sensitivities=self.sensitivities,
             cost=self.fixed + sum(group[index].cost for group, index in zip(groups, chosen, strict=True)),
             budget=limit,
             unit=self.unit,
@@ -212,12 +213,14 @@ class _Problem:
         )
 
     def names(self, limits: Sequence[float], budgets: Sequence[Budget]) -> tuple[Precision, ...]:
-        """For each limit the uniform precision whose cost is nearest, each once."""
+        """For each limit the uniform precision of the measured format whose cost is nearest, each once."""
+        recipe = self.sensitivities.settings.get("recipe")
         exact = [Precision.parse(each) for each in budgets if isinstance(each, str | Precision)]
         known = dict.fromkeys(each for options in self.options.values() for each in options)
         usual = [each for each in known if each.fw <= each.bw]
         usual = usual if len(usual) >= len(limits) else list(known)
-        cost = {each: self.everywhere(each) for each in dict.fromkeys([*exact, *usual])}
+        fitting = [each for each in [*exact, *usual] if recipe is None or widths_of(recipe_of(recipe), each) is None]
+        cost = {each: self.everywhere(each) for each in fitting}
         names: list[Precision] = []
         for stage, limit in enumerate(limits, 1):
             free = [each for each in cost if each not in names]

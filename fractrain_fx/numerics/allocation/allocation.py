@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,19 @@ from rich.text import Text
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.config.plain import write_yaml
 from fractrain_fx.config.precision import Precision, PrecisionStages
+from fractrain_fx.config.products import Recipe
+from fractrain_fx.config.recipes import RECIPES
 from fractrain_fx.numerics.allocation.price import Unit
+from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.numerics.table import printed
+from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS
 
 __all__ = ["FILE", "Allocation", "StagedAllocation"]
 
 FILE = "allocation.yaml"
 """The file in a run's folder."""
 
+_LABELS = ("first", "last", "depthwise", "constant")  # of ops, in place of a name in a rule
 _UNITS = {"cp": "% of training at 32 bits", "joules": "joules a step", "seconds": "seconds a step"}
 
 
@@ -42,8 +47,8 @@ class _Trainable(ABC):
         return FracConfig.from_dict(self.settings)
 
     def to_yaml(self, path: str | Path) -> None:
-        """Write settings for ``fractrain train --config``."""
-        write_yaml(path, self.settings)
+        """Write settings for ``fractrain train --config``, of which ``recipe`` would name a run to start from."""
+        write_yaml(path, {"format_recipe" if key == "recipe" else key: value for key, value in self.settings.items()})
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Allocation(_Trainable):
 
     Attributes:
         precisions: by name of the op.
-        modules: the module of each op.
+        sensitivities: from which they were chosen. Their number formats are part of ``pins`` and ``settings``.
         cost: what training costs, in ``unit``; for ``cp`` the ``cp_total`` in per cent.
         budget: what it may cost.
         unit: ``cp``, ``joules`` or ``seconds`` (of a training step).
@@ -60,7 +65,7 @@ class Allocation(_Trainable):
     """
 
     precisions: Mapping[str, Precision]
-    modules: Mapping[str, str]
+    sensitivities: Sensitivities = field(repr=False)
     cost: float
     budget: float
     unit: Unit
@@ -68,13 +73,13 @@ class Allocation(_Trainable):
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """A rule for each op."""
-        return _pins_of(self.precisions, self.modules)
+        """A rule for each op, and for those that a rule keeps in float or bfloat16."""
+        return _pins_of(self.precisions, self.sensitivities)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that train at these widths, as plain values."""
-        return {"method": "static", "pins": [str(pin) for pin in self.pins]}
+        return {"method": "static", **self.sensitivities.settings, "pins": list(map(_plain, self.pins))}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table((self,))
@@ -97,23 +102,19 @@ class StagedAllocation(_Trainable):
     names: PrecisionStages
 
     @property
-    def modules(self) -> Mapping[str, str]:
-        """The module of each op."""
-        return self.stages[0].modules
-
-    @property
     def pins(self) -> tuple[Pin, ...]:
-        """A rule for each op."""
+        """A rule for each op, and for those that a rule keeps in float or bfloat16."""
         first, *_ = self.stages
         bits = {
             name: PrecisionStages(tuple(stage.precisions[name] for stage in self.stages)) for name in first.precisions
         }
-        return _pins_of(bits, first.modules)
+        return _pins_of(bits, first.sensitivities)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that train at these widths, as plain values."""
-        return {"method": "pfq", "stages": str(self.names), "pins": [str(pin) for pin in self.pins]}
+        formats = {name: value for name, value in self.stages[0].sensitivities.settings.items() if name != "precision"}
+        return {"method": "pfq", "stages": str(self.names), **formats, "pins": list(map(_plain, self.pins))}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table(self.stages)
@@ -122,13 +123,31 @@ class StagedAllocation(_Trainable):
         return printed(self)
 
 
-def _pins_of(
-    bits: Mapping[str, Precision] | Mapping[str, PrecisionStages], modules: Mapping[str, str]
-) -> tuple[Pin, ...]:
-    """A rule for each op."""
+def _pins_of(bits: Mapping[str, Precision] | Mapping[str, PrecisionStages], found: Sensitivities) -> tuple[Pin, ...]:
+    """A rule for each op that has bits, and for those that must not get the bits of others."""
+    words, general = {*_LABELS, *(op.kind for op in found.ops)}, {op.module for op in found.ops}
+    usual, pins = found.settings.get("format", "affine"), list[Pin]()
     # A name that is also the module of other ops matches these too, so that their own rules have to come later.
-    general = set(modules.values())
-    return tuple(Pin(escape(name), bits[name]) for name in sorted(bits, key=lambda name: name not in general))
+    for op in sorted(found.ops, key=lambda op: op.name not in general):
+        # A bracket, because a rule for the kind ``conv`` is for all ops of this kind.
+        pattern = f"[{op.name[0]}]{escape(op.name[1:])}" if op.name in words else escape(op.name)
+        if op.name in bits:
+            pins.append(_pin(pattern, bits[op.name], op.rule or (None if op.format == usual else op.format)))
+        elif op.rule is not None or (op.module in bits and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)):
+            pins.append(_pin(pattern, None, op.rule or "float"))
+    return tuple(pins)
+
+
+def _pin(pattern: str, bits: Precision | PrecisionStages | None, rule: str | Recipe | None) -> Pin:
+    """A rule with a format or a recipe."""
+    if isinstance(rule, Recipe) or rule in RECIPES:
+        return Pin(pattern, bits, recipe=rule)
+    return Pin(pattern, bits, format=rule)
+
+
+def _plain(pin: Pin) -> str | dict[str, Any]:
+    """A rule as text, or as a mapping if its recipe has no name."""
+    return pin.to_dict() if isinstance(pin.recipe, Recipe) else str(pin)
 
 
 def _table(stages: Sequence[Allocation]) -> Iterator[RenderableType]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Literal
 
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.catalogue import find_machine
-from fractrain_fx.hardware.machine import Choice, Machine
+from fractrain_fx.hardware.machine import CODE_FORMATS, Choice, Machine
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities
 from fractrain_fx.passes import Op
 
 __all__ = ["Price", "Unit", "price_in"]
+
+_TOLD = 3  # ops that an error names
 
 Unit = Literal["cp", "joules", "seconds"]
 
@@ -25,8 +27,11 @@ Price = Callable[[MeasuredOp, Precision], float]
 def price_in(unit: Unit, sensitivities: Sensitivities, machine: Machine | str | None, batch: int) -> Price:
     """The price of an op in a unit; for ``cp`` its share of ``cp_total``, in per cent.
 
+    An op that is not rounded costs nothing on a machine that has no price for it.
+
     Raises:
-        ConfigError: the unit is unknown, or it needs a machine that is not given, or does not say its energy.
+        ConfigError: the unit is unknown, or it needs a machine that is not given, or does not say its energy. The price
+            itself raises it for a measured op that the machine has no price for.
     """
     if unit not in ("cp", "joules", "seconds"):
         raise ConfigError(f"unit={unit!r} is unknown: write cp, joules or seconds")
@@ -39,11 +44,38 @@ def price_in(unit: Unit, sensitivities: Sensitivities, machine: Machine | str | 
         return lambda op, precision: 100 * sum(op.cost.spent(precision)) / total
     if machine is None:
         raise ConfigError(f"unit={unit!r} needs a machine, such as machine='h200' ('fractrain machines' lists them)")
-    return cache(partial(_step_price, unit, find_machine(machine), batch))
+    step_price = cache(partial(_step_price, unit, chosen := find_machine(machine), batch))
+
+    def price(op: MeasuredOp, precision: Precision) -> float:
+        found = step_price(op, precision)
+        if found is None and op.fixed is None:
+            unpriced = [each for each in sensitivities.measured if step_price(each, precision) is None]
+            raise ConfigError(_without_price(chosen, unpriced))
+        return found or 0.0
+
+    return price
 
 
-def _step_price(unit: Unit, machine: Machine, batch: int, op: MeasuredOp, precision: Precision) -> float:
-    """The time or energy of a training step on a machine."""
+def _without_price(machine: Machine, ops: Sequence[MeasuredOp]) -> str:
+    """Why a machine has no price for some ops."""
+    told = ", ".join(f"{op.name!r} ({_why(op)})" for op in ops[:_TOLD])
+    more = f" and {len(ops) - _TOLD} more" if len(ops) > _TOLD else ""
+    return (
+        f"machine {machine.name!r} has no price for {told}{more}: write another machine ('fractrain machines' lists "
+        "them), or unit='cp'"
+    )
+
+
+def _why(op: MeasuredOp) -> str:
+    if op.product is None:
+        return "its sizes are not known"
+    if op.format not in CODE_FORMATS:
+        return f"format {op.format!r} has no integer codes"
+    return "no part of it fits the machine's memory"
+
+
+def _step_price(unit: Unit, machine: Machine, batch: int, op: MeasuredOp, precision: Precision) -> float | None:
+    """The time or energy of a training step on a machine; ``None`` if it has no price for the op."""
     forward, input_gradient, weight_gradient = op.macs
     work = Op(
         op.name,
@@ -57,7 +89,7 @@ def _step_price(unit: Unit, machine: Machine, batch: int, op: MeasuredOp, precis
     choice = Choice(precision, None, op.format, least=op.least, by_product=op.by_product)
     step = machine.step([work], {op.name: (choice,)}, batch=batch)
     if op.name not in step.ops:
-        return 0.0  # an op without a price on the machine costs nothing at any precision
+        return None
     if unit == "seconds":
         return step.seconds
     if step.joules is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from fractrain_fx.errors import RunError, require_packages
 
 __all__ = ["Option", "choose"]
+
+_FINER = 1e3  # harms and costs of size 1 are multiplied by it, beside the solver's tolerance of 1e-6
 
 
 class Option(NamedTuple):
@@ -22,6 +24,9 @@ class Option(NamedTuple):
 def choose(groups: Sequence[Sequence[Option]], budget: float) -> list[int]:
     """The option of each group that together harm least, at a cost of at most ``budget``.
 
+    The solver's tolerances are absolute, so an option of very large harm would hide the differences between the others.
+    Such options are left out, and the rest is solved again at its own scale.
+
     Args:
         groups: the options of each op.
         budget: at least what the cheapest options cost.
@@ -30,41 +35,53 @@ def choose(groups: Sequence[Sequence[Option]], budget: float) -> list[int]:
         MissingPackageError: scipy is not installed.
         RunError: the solver gave up.
     """
+    kept = [_undominated(group) for group in groups]
+    while True:
+        largest = max(option.harm for options in kept for option in options.values())
+        chosen = _solved(kept, budget, largest)
+        total = sum(options[index].harm for options, index in zip(kept, chosen, strict=True))
+        if largest <= 2 * total or not total:
+            return chosen
+        # No option that harms more than all chosen ones together is part of the best choice.
+        kept = [{index: option for index, option in options.items() if option.harm <= total} for options in kept]
+
+
+def _solved(groups: Sequence[Mapping[int, Option]], budget: float, largest: float) -> list[int]:
+    """The choice of one option of each group, where ``largest`` is the largest harm."""
     require_packages("allocation", "allocate")
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, vstack
 
-    kept = [_undominated(group) for group in groups]
-    sizes = [len(each) for each in kept]
-    options = [group[index] for group, indices in zip(groups, kept, strict=True) for index in indices]
-    ends = np.cumsum([0, *sizes])
+    options = [option for group in groups for option in group.values()]
+    ends = np.cumsum([0, *map(len, groups)])
     one_each = csr_array((np.ones(len(options)), np.arange(len(options)), ends), shape=(len(groups), len(options)))
-    costs = np.array([option.cost for option in options]) / budget
-    harms = np.array([option.harm for option in options])
+    costs = _FINER / budget * np.array([option.cost for option in options])
+    harms = _FINER / max(largest, 1e-300) * np.array([option.harm for option in options])
     found = milp(
-        harms / max(float(harms.max()), 1e-300),
+        harms,
         integrality=np.ones(len(options)),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(
             vstack([one_each, csr_array(costs[None, :])]),
             np.concatenate([np.ones(len(groups)), [0.0]]),
-            np.ones(len(groups) + 1),
+            np.concatenate([np.ones(len(groups)), [_FINER]]),
         ),
-        options={"mip_rel_gap": 1e-6},
+        options={"mip_rel_gap": 1e-9},
     )
     if found.x is None:
         raise RunError(f"no allocation was found: {found.message}")
     return [
-        indices[int(np.argmax(found.x[start:end]))]
-        for indices, start, end in zip(kept, ends[:-1], ends[1:], strict=True)
+        list(group)[int(np.argmax(found.x[start:end]))]
+        for group, start, end in zip(groups, ends[:-1], ends[1:], strict=True)
     ]
 
 
-def _undominated(group: Sequence[Option]) -> list[int]:
-    """The options of a group that no other beats in both cost and harm, in the order of their cost."""
+def _undominated(group: Sequence[Option]) -> dict[int, Option]:
+    """The options that no other beats in both cost and harm, in the order of their cost, with harms from 0 on."""
     order = sorted(range(len(group)), key=lambda index: (group[index].cost, group[index].harm))
     best: list[int] = []
     for index in order:
         if not best or group[index].harm < group[best[-1]].harm:
             best.append(index)
-    return best
+    least = group[best[-1]].harm
+    return {index: Option(group[index].cost, group[index].harm - least) for index in best}

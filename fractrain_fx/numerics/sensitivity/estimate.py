@@ -18,12 +18,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from glob import escape
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fractrain_fx.errors import InputError, ModelError
 from fractrain_fx.execution.arithmetic import Bound
 from fractrain_fx.execution.plan import Call, Plan, contract
 from fractrain_fx.execution.rounded import FIRST
@@ -35,8 +37,10 @@ __all__ = ["LEAST", "Estimates", "Widths"]
 LEAST = 4
 """The fewest batches: two independent differences between batches."""
 
+_TOLD = 3  # ops that an error names
 _NUDGE = 2e-3  # length of a finite difference, as a share of the length of all weights
 _CANCELLED = 1e-4  # the sum of numbers, beside the sum of their sizes, that counts as zero in float32
+_SAME = 1e-3  # length of a difference of gradients, beside their own, below which it is rounding of float32
 
 Widths = Mapping[str, Sequence[int]]
 """The widths of each op."""
@@ -59,6 +63,10 @@ class Estimates:
         widths: the widths of each op.
         batches: at least :data:`LEAST` of equal size.
         seed: of the gradients' rounding.
+
+    Raises:
+        InputError: two batches have the same gradient.
+        ModelError: the loss does not depend on an op.
     """
 
     def __init__(self, copied: FloatCopy, widths: Widths, batches: Sequence[Any], seed: int) -> None:
@@ -73,12 +81,15 @@ class Estimates:
         self.loss = sum(losses) / len(losses)
         """The mean loss in float."""
         self._batches = len(batches)
+        products = _products(gradients)
+        _refuse_same(products)
+        self._seen: set[str] = set()
         for number, batch in enumerate(batches):
             # Of other samples: a sample's own gradient overlaps with its own noise far more.
             step = _difference(gradients, (number + 1) % len(batches), (number + 2) % len(batches))
             self._add(batch, step)
+        self._refuse_unseen()
         terms = sum(map(copied.terms, batches)) / len(batches)
-        products = _products(gradients)
         self._batch_harm = terms / 2 * _mean_square(products)
         self._batch_variance = {name: _variance(each) for name, each in _values(gradients).items()}
 
@@ -113,10 +124,23 @@ class Estimates:
         copied.gradients(batch)
         copied.release()
         slopes, terms = self._slopes(batch, step), copied.terms(batch)
+        self._seen.update(seen)
         for name, each in seen.items():
             for operand in ("x", "w"):
                 self._factor(name, operand, each, terms)
             self._gradient(name, each, slopes[name], terms)
+
+    def _refuse_unseen(self) -> None:
+        """Raise a ``ModelError`` for ops that no gradient of the loss has reached, of which nothing is known."""
+        unseen = [name for name in self._copied.probes if name not in self._seen]
+        if unseen:
+            rules = ", ".join(f"Pin({escape(name)!r}, format='float')" for name in unseen[:_TOLD])
+            more = f" and {len(unseen) - _TOLD} more" if len(unseen) > _TOLD else ""
+            raise ModelError(
+                f"no gradient of the loss reaches {', '.join(map(repr, unseen[:_TOLD]))}{more}, so what rounding does "
+                "there is not known. Such ops lie in a branch that the loss leaves out, or under no_grad or detach: "
+                f"let them stay float by rules in pins=[{rules}{', ...' if more else ''}]"
+            )
 
     @torch.no_grad()
     def _factor(self, name: str, operand: OperandName, seen: _Backward, terms: int) -> None:
@@ -221,6 +245,18 @@ def _products(gradients: Gradients) -> Tensor:
         rows = torch.stack([each.flatten().double() for each in values])
         products += (rows @ rows.T).cpu()
     return products
+
+
+def _refuse_same(products: Tensor) -> None:
+    """Raise an ``InputError`` if the gradients of two batches differ by no more than rounding."""
+    for a, b in combinations(range(len(products)), 2):
+        size = float(products[a, a] + products[b, b])
+        if float(products[a, a] + products[b, b] - 2 * products[a, b]) < _SAME**2 * size:
+            raise InputError(
+                f"batches {a + 1} and {b + 1} have the same gradient, so they do not show how much it varies from "
+                "batch to batch: give batches of other samples each. A run whose batch holds all samples has none: "
+                "call sensitivity(model, batches) with smaller batches"
+            )
 
 
 def _mean_square(products: Tensor) -> float:

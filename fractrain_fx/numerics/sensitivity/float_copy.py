@@ -6,29 +6,33 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from fractrain_fx.capture import WRITTEN, Recording
+from fractrain_fx.capture.asked import RequiresGrad
 from fractrain_fx.capture.inputs.wrappers import unwrapped
-from fractrain_fx.config import FracConfig, RunConfig
+from fractrain_fx.config import FracConfig, Pin, RunConfig
 from fractrain_fx.config.precision import FULL
+from fractrain_fx.config.recipes import named
 from fractrain_fx.errors import ConfigError, InputError, ModelError
 from fractrain_fx.execution.arithmetic import Bound, Gradients, Needs
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Computed, Kept, Plan, contract
 from fractrain_fx.model import FracModel
 from fractrain_fx.nn.cost import OpCost
-from fractrain_fx.passes import Op, costed, facts
+from fractrain_fx.passes import Decision, Op, costed, facts
 from fractrain_fx.rewriting import record_model, rewrite
 
-__all__ = ["Criterion", "FloatCopy", "Probe"]
+__all__ = ["Criterion", "FloatCopy", "Probe", "fixed_by_rule"]
 
 Criterion = Callable[[Any, Any], Tensor]
 """The mean loss of a batch from the model's output and the batch's targets."""
 
+_BFLOAT16 = Pin("*", format="bfloat16")
 _IGNORED = -100  # the target that torch's cross-entropy leaves out
 
 
@@ -72,6 +76,8 @@ class Probe:
 class FloatCopy:
     """A float copy of a model in training mode.
 
+    Frozen parameters get gradients too, because rounding a frozen layer changes the loss.
+
     Args:
         model: the model, rewritten or not. It is copied, and does not change.
         batch: a batch on which the copy is recorded.
@@ -80,7 +86,7 @@ class FloatCopy:
 
     Attributes:
         parameters: those that are trained, by name.
-        probes: computes each quantized op, by the op's name.
+        probes: computes each quantized op, by the op's name, but for those that a rule keeps in float or bfloat16.
         costs: every counted op with the cost of its products.
         weights: for each quantized op that has a trained weight, the name of the parameter.
         last_loss: the loss of the batch whose gradients were computed last.
@@ -111,11 +117,14 @@ class FloatCopy:
         for node in self.model._state.running[True].graph_module.graph.find_nodes(op="call_module"):
             fused, op = self.model.get_submodule(str(node.target)), facts(node).op
             if isinstance(fused, FusedOp) and op is not None:
-                self.probes[op.name] = Probe()
-                fused.backends = (self.probes[op.name],)
+                fused.backends = (probe := Probe(),)
+                if fixed_by_rule(op.precision) is not None:
+                    continue
+                self.probes[op.name] = probe
                 place = "a" if fused.plan.first.weight else "b" if fused.plan.second.weight else None
                 if place is not None and (name := _read_by(node.kwargs[place])) in self.parameters:
                     self.weights[op.name] = name
+        _reach_frozen(self.original, recording)
 
     @property
     def samples(self) -> int:
@@ -186,6 +195,23 @@ class FloatCopy:
         return (inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {}
 
 
+def fixed_by_rule(decision: Decision) -> Literal["float", "bfloat16"] | None:
+    """The type in which a rule keeps an op, which is then not measured."""
+    if decision.precision == FULL:
+        return "float"
+    own = decision.format, decision.recipe, decision.precision
+    return "bfloat16" if own == (_BFLOAT16.number_format, _BFLOAT16.product_recipe, _BFLOAT16.precision) else None
+
+
+def _reach_frozen(model: nn.Module, recording: Recording) -> None:
+    """Let a gradient reach frozen parameters, but not those that the model writes to, or asks whether they need one."""
+    asked = [each.circumstance for each in recording.seen[True] if isinstance(each.circumstance, RequiresGrad)]
+    left = recording.train.meta[WRITTEN].union(*(each.names for each in asked))
+    for name, parameter in model.named_parameters():
+        if name not in left and parameter.is_floating_point():
+            parameter.requires_grad_(True)
+
+
 def _read_by(node: Any) -> str:
     """The name of the parameter that a weight is, or is made from; empty if there is none."""
     while isinstance(node, Node) and node.op != "get_attr":
@@ -195,13 +221,21 @@ def _read_by(node: Any) -> str:
 
 def _rounding_all(config: FracConfig) -> FracConfig:
     """Static training in the formats of a configuration: every op that any method rounds is quantized."""
+    recipe = config.product_recipe
     return FracConfig(
         method="static",
         precision=FULL,
         format=config.format,
-        recipe=config.product_recipe,
+        recipe=None if recipe is None else named(recipe),
         attention=config.attention,
-        pins=tuple(replace(pin, precision=pin.stages[-1]) for pin in config.pins),  # for their formats
+        pins=tuple(map(_unstaged, config.pins)),
         affine=config.affine,
         run=RunConfig(backend="plain", memory_format="preserve", batch_axis=config.run.batch_axis, compared_calls=0),
     )
+
+
+def _unstaged(pin: Pin) -> Pin:
+    """A rule at its fewest bits, with the recipe that the bits of all its stages stand for."""
+    fewest = min(pin.stages, key=lambda each: (each.fw, each.bw))
+    recipe = None if pin.format == "bfloat16" else pin.product_recipe
+    return replace(pin, precision=fewest, recipe=None if recipe is None else named(recipe))

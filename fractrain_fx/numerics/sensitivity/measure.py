@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import islice
 from typing import Any
 
 from torch import nn
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.precision import Precision
+from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.config.products import Recipe
-from fractrain_fx.config.recipes import widths_of
+from fractrain_fx.config.recipes import named, widths_of
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.numerics.sensitivity.estimate import LEAST, Estimates
-from fractrain_fx.numerics.sensitivity.float_copy import Criterion, FloatCopy
+from fractrain_fx.numerics.sensitivity.float_copy import Criterion, FloatCopy, fixed_by_rule
 from fractrain_fx.numerics.sensitivity.result import MeasuredOp, Sensitivities, Sensitivity
+from fractrain_fx.passes import Decision
 
 __all__ = ["BATCHES", "sensitivity"]
 
@@ -41,7 +42,8 @@ def sensitivity(
     steps' passes and two forward passes, for all ops and widths together.
 
     Args:
-        model: a rewritten model of any method, whose formats and rules count; or any other model, with ``config``.
+        model: a rewritten model of any method, whose formats and rules count; or any other model, with ``config``. Ops
+            that a rule keeps in ``float`` or ``bfloat16`` are not measured.
         batches: ``(inputs, targets)`` with ``criterion``, else what the model takes with labels: a mapping of
             arguments, or a tuple of them. All are of one size, at least four.
         criterion: gets the model's output and the targets, and returns the mean loss, such as ``F.cross_entropy``.
@@ -52,8 +54,8 @@ def sensitivity(
 
     Raises:
         ConfigError: a width is not one of the format's.
-        InputError: there are too few batches, or there is no loss.
-        ModelError: nothing of the model is rounded in training.
+        InputError: there are too few batches, two of them have the same gradient, or there is no loss.
+        ModelError: nothing of the model is rounded in training, or the loss does not depend on an op.
     """
     held = list(islice(iter(batches), limit))
     if len(held) < LEAST:
@@ -66,6 +68,7 @@ def sensitivity(
     recipes = {name: costs[name][0].precision.recipe_under(copied.config) for name in copied.probes}
     widths = {name: _widths(each, precisions) for name, each in recipes.items()}
     estimates = Estimates(copied, widths, held, seed)
+    rules = {op.name: _rule(op.precision, measured=op.name in copied.probes) for op, _ in copied.costs}
     ops = tuple(
         MeasuredOp(
             name=op.name,
@@ -76,15 +79,40 @@ def sensitivity(
             weight=cost.weight,
             least=cost.least,
             by_product=cost.by_product,
-            format=formats.get(op.name, "affine"),
-            fixed=None if op.name in formats else 32,
+            format=formats.get(op.name, op.precision.format or "affine"),
+            fixed=None if op.name in formats else 16 if rules[op.name] == "bfloat16" else 32,
             product=op.product,
+            rule=rules[op.name],
         )
         for op, cost in copied.costs
     )
     return Sensitivities(
-        ops, tuple(_rows(estimates, widths)), estimates.loss, len(held), type(copied.original).__name__
+        ops,
+        tuple(_rows(estimates, widths)),
+        estimates.loss,
+        len(held),
+        type(copied.original).__name__,
+        _settings(copied.config, set(formats.values())),
     )
+
+
+def _rule(decision: Decision, *, measured: bool) -> str | Recipe | None:
+    """What a rule has to say of an op besides its bits, so that the op trains as it was measured."""
+    if measured:
+        return decision.format if decision.recipe is None else named(decision.recipe)
+    # Float are also ops without a form in which they could be measured, or could have the format of their rule.
+    unlike_measured = decision.rounds or decision.format is not None
+    return fixed_by_rule(decision) or ("float" if unlike_measured else None)
+
+
+def _settings(config: FracConfig, formats: Set[str]) -> dict[str, Any]:
+    """The settings of the formats that are not the usual ones, and a precision that the configuration's format has."""
+    recipe, precisions = config.product_recipe, (Precision(8, 8), Precision(4, 4), FULL)
+    fitting = next(each for each in precisions if recipe is None or widths_of(recipe, each) is None)
+    chosen, usual = config.replace(precision=fitting).to_dict(), FracConfig(method="static").to_dict()
+    names = ["format", "recipe", "precision", "attention"]
+    names += ["affine"] if "affine" in {config.format, *formats} else []
+    return {name: chosen[name] for name in names if chosen[name] != usual[name]}
 
 
 def _rows(estimates: Estimates, widths: dict[str, tuple[int, ...]]) -> Iterable[Sensitivity]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.config.products import Recipe
+from fractrain_fx.config.recipes import recipe_of
 from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, InputError, RunError
 from fractrain_fx.formats.microscaling.elements import HALF_BITS
@@ -48,6 +50,9 @@ class MeasuredOp:
         fixed: its bits, if it was not measured because it is not rounded: 32, or 16 if another trainer keeps it in
             bf16.
         product: the op in the form that a machine prices.
+        rule: the format or recipe that its rule in an allocation names; ``None`` for that of the configuration.
+            ``float`` or ``bfloat16`` fix its bits, because a rule does so in the measured model, or because the op has
+            no form in which it could be measured.
     """
 
     name: str
@@ -61,6 +66,7 @@ class MeasuredOp:
     format: str = "affine"
     fixed: int | None = None
     product: Product | None = None
+    rule: str | Recipe | None = None
 
     @property
     def cost(self) -> OpCost:
@@ -106,6 +112,8 @@ class Sensitivities:
         loss: the mean loss in float.
         batches: number of batches that were measured.
         model: name of the model.
+        settings: of :class:`fractrain_fx.FracConfig`, as plain values, those that give unpinned ops the number formats
+            in which they were measured.
     """
 
     ops: tuple[MeasuredOp, ...]
@@ -113,6 +121,7 @@ class Sensitivities:
     loss: float
     batches: int
     model: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _by_key(self) -> Mapping[tuple[str, str, int], Sensitivity]:
@@ -193,19 +202,26 @@ class Sensitivities:
             raise RunError(f"{path} cannot be read as sensitivities: {error}") from error
         if not isinstance(values, dict) or values.get("file") != _MARK:
             raise RunError(f"{path} does not hold sensitivities: 'fractrain sensitivity RUN --out {path}' writes them")
-        ops = tuple(
-            MeasuredOp(
-                **{
-                    **op,
-                    "macs": tuple(op["macs"]),
-                    "least": tuple(op["least"]),
-                    "product": None if op["product"] is None else Product(**op["product"]),
-                }
+        try:
+            ops = tuple(
+                MeasuredOp(
+                    **{
+                        **op,
+                        "macs": tuple(op["macs"]),
+                        "least": tuple(op["least"]),
+                        "product": None if op["product"] is None else Product(**op["product"]),
+                        "rule": recipe_of(op["rule"]) if isinstance(op.get("rule"), Mapping) else op.get("rule"),
+                    }
+                )
+                for op in values["ops"]
             )
-            for op in values["ops"]
-        )
-        rows = tuple(Sensitivity(**row) for row in values["rows"])
-        return cls(ops, rows, values["loss"], values["batches"], values["model"])
+            rows = tuple(Sensitivity(**row) for row in values["rows"])
+            return cls(ops, rows, values["loss"], values["batches"], values["model"], values.get("settings", {}))
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} holds sensitivities of another version of this package ({type(error).__name__}: {error}): "
+                "measure the run again with 'fractrain sensitivity RUN'"
+            ) from error
 
     def to_svg(self, path: str | Path) -> None:
         """Draw a heat map: ops downwards, operands and widths across."""

@@ -154,10 +154,10 @@ class DecidePrecision(PassBase):
         lacks = arithmetic_of(node) if self.config.rounds_anew(name) else None
         no_form = f"format {name!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
         if pin is not None:
-            if no_form is not None:
-                return Decision("float", no_form)
-            reason = f"rule {pin.pattern!r}" + (f", {pin.named}" if pin.named else "")
             given = pin.number_format, pin.product_recipe
+            if no_form is not None:
+                return Decision("float", no_form, None, *given)
+            reason = f"rule {pin.pattern!r}" + (f", {pin.named}" if pin.named else "")
             if isinstance(pin.precision, Precision):
                 return Decision("pinned", reason, pin.precision, *given)
             return Decision("scheduled", reason, None, *given, stages=pin.stages)

@@ -6,17 +6,20 @@ graph that users see stays whole.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import nn
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.capture.recording.ambient import REGIONS
+from fractrain_fx.execution.remade import Made
 from fractrain_fx.passes.graph.aliases import base, memory_of, written
 from fractrain_fx.passes.graph.edit import NAMESPACE, copied
 from fractrain_fx.passes.graph.facts import facts
@@ -69,7 +72,8 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
 
     Gates are segments of their own, so that a block may run again with the precision it has. Without gates a segment
     ends with each residual block. A model without residual blocks is cut after the instances of that module class
-    which gives few and short segments. No cut lies between a value and an op that changes it in place.
+    which gives few and short segments. No cut lies between a value and an op that changes it in place. An op makes no
+    operand again that another segment has made: backward of a segment has the parameters of that segment only.
 
     Args:
         graph_module: the copy.
@@ -83,7 +87,22 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
     parts = [nodes[a:b] for a, b in itertools.pairwise(ends)]
     home = {node: number for number, part in enumerate(parts) for node in part}
     changed = frozenset(buffers_changed(graph_module, nodes))
-    return [_segment(graph_module, part, home, leaves, changed) for part in parts]
+    with _operands_of_others_kept(home):
+        return [_segment(graph_module, part, home, leaves, changed) for part in parts]
+
+
+@contextlib.contextmanager
+def _operands_of_others_kept(home: Mapping[Node, int]) -> Iterator[None]:
+    """While the context is open, ops know no maker of an operand that lies in another segment."""
+    makers = {node: cast(Made, made) for node in home if (made := node.kwargs.get("made")) is not None}
+    apart = {node: node.kwargs for node, made in makers.items() if home[cast(Node, made.value)] != home[node]}
+    for node, kwargs in apart.items():
+        node.kwargs = {**kwargs, "made": None}
+    try:
+        yield
+    finally:
+        for node, kwargs in apart.items():
+            node.kwargs = kwargs
 
 
 def chain(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from glob import escape
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import altair as alt
 
 from fractrain_fx.config import Pin
-from fractrain_fx.config.plain import read_yaml
 from fractrain_fx.numerics.allocation.allocation import FILE as ALLOCATION
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.numerics.sensitivity.result import FILE
@@ -18,6 +17,7 @@ from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
 from fractrain_fx.report.spec import Spec, map_height, names, plain
+from fractrain_fx.training.settings import RunSettings
 
 __all__ = ["sensitivity"]
 
@@ -64,7 +64,7 @@ def _map(run: Run, table: str, ops: int, title: str, *, noise: bool) -> Figure:
     )
 
 
-def _rows(found: Sensitivities, pins: Mapping[str, Pin], *, noise: bool) -> list[frames.Row]:
+def _rows(found: Sensitivities, pins: Sequence[Pin], *, noise: bool) -> list[frames.Row]:
     """A row for each op, operand and width, with the logarithm of its value."""
     values = [(each, (each.noise if noise else each.change) or 0.0) for each in found.rows]
     own = [(each, value) for each, value in values if (each.operand == "g") == noise]
@@ -78,18 +78,20 @@ def _rows(found: Sensitivities, pins: Mapping[str, Pin], *, noise: bool) -> list
             "column": f"{each.operand} {each.bits}",
             "value": value,
             "shade": max(least, math.log10(value)) if value > 0 else least,
-            "chosen": _words(pins.get(escape(each.op)), each.bits, noise=noise),
+            "chosen": _words(_last_for(each.op, pins), each.bits, noise=noise),
         }
         for each, value in sorted(own, key=lambda pair: pair[0].operand, reverse=True)  # x before w
     ]
 
 
-def _chosen(path: Path) -> dict[str, Pin]:
-    """The rule of each op in the settings that an allocation wrote."""
-    if not path.is_file():
-        return {}
-    pins = [Pin.parse(str(text)) for text in read_yaml(path).get("pins", [])]
-    return {pin.pattern: pin for pin in pins}
+def _chosen(path: Path) -> Sequence[Pin]:
+    """The rules in the settings that an allocation wrote."""
+    return RunSettings.from_yaml(path).frac.pins if path.is_file() else ()
+
+
+def _last_for(op: str, pins: Sequence[Pin]) -> Pin | None:
+    """The last rule for an op, which wins."""
+    return next((pin for pin in reversed(pins) if fnmatchcase(op, pin.pattern)), None)
 
 
 def _words(pin: Pin | None, bits: int, *, noise: bool) -> str:

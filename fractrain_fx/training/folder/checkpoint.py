@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx.durable import sync, writing
 from fractrain_fx.errors import RunError
@@ -22,7 +22,14 @@ from fractrain_fx.model.saved.folder import Weights, read_weights
 from fractrain_fx.training.folder.schema import MODEL, STATE, SUMS, TENSORS, VERSION, reading, require_form
 from fractrain_fx.training.log.records import METRICS, kept_lines
 
-__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "newest_checkpoint",
+    "read_checkpoint",
+    "save_checkpoint",
+]
 
 _PREFIX = "checkpoint-"
 
@@ -37,6 +44,7 @@ class Checkpoint:
         state: plain values (JSON) of the engine and the trainer.
         tensors: optimizer, learning rate and random number generators: plain containers of tensors and numbers.
         place: the folder that it was read from.
+        weights: those of the model, if they were read.
     """
 
     epoch: int
@@ -44,6 +52,19 @@ class Checkpoint:
     state: Mapping[str, Any]
     tensors: Mapping[str, Any]
     place: Path = Path()
+    weights: Mapping[str, Tensor] | None = None
+
+    def fill(self, model: nn.Module) -> None:
+        """Load the weights into a model.
+
+        Raises:
+            RunError: they are those of another model.
+        """
+        assert self.weights is not None
+        try:
+            model.load_state_dict(self.weights)
+        except RuntimeError as error:
+            raise RunError(f"{self.place} does not fit this model: take the model it was made with. {error}") from error
 
 
 def save_checkpoint(out: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> Path:
@@ -106,17 +127,28 @@ def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> C
     Raises:
         RunError: there is no checkpoint, it is damaged, or it belongs to another configuration or model.
     """
-    folder = latest_checkpoint(out)
-    if folder is None:
-        raise RunError(f"{out} has no checkpoint: give the folder of a run that fractrain train has started")
-    checkpoint = read_checkpoint(folder)
+    checkpoint = newest_checkpoint(out)
     kept_lines(out / METRICS, checkpoint.epoch)
-    _refuse_other_config(folder, checkpoint.config, json.loads(json.dumps(dict(config))))
-    try:
-        model.load_state_dict(read_weights(folder / MODEL))
-    except (OSError, RuntimeError) as error:
-        raise RunError(f"{folder} does not fit this model: resume with the model it was made with. {error}") from error
+    _refuse_other_config(checkpoint.place, checkpoint.config, json.loads(json.dumps(dict(config))))
+    checkpoint.fill(model)
     return checkpoint
+
+
+def newest_checkpoint(out: Path) -> Checkpoint:
+    """The newest checkpoint of a run with its weights, also of a run that trains and replaces it meanwhile.
+
+    Raises:
+        RunError: there is no checkpoint, it is damaged, or a newer version of this package wrote it.
+    """
+    while (folder := latest_checkpoint(out)) is not None:
+        try:
+            checkpoint = read_checkpoint(folder)
+            with reading(folder):
+                return replace(checkpoint, weights=read_weights(folder / MODEL))
+        except RunError:
+            if folder == latest_checkpoint(out):
+                raise
+    raise RunError(f"{out} has no checkpoint yet: let fractrain train --resume {out} finish an epoch")
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

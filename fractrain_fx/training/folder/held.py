@@ -100,8 +100,7 @@ def hold(path: Path, *, made: Sequence[Path] = ()) -> HeldFolder:
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     about = {"pid": os.getpid(), "host": platform.node(), "since": now, "command": command}
-    with writing(path):
-        write_text(path / _HOLDER, json.dumps(about) + "\n")
+    write_text(path / _HOLDER, json.dumps(about) + "\n")
     return held
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.durable import write_text, writing
+from fractrain_fx.durable import write_text
 from fractrain_fx.engine.distributed import gather_over_ranks
 from fractrain_fx.model import FracModel
 from fractrain_fx.nn.cost import gated_meter
@@ -85,8 +85,7 @@ def write_samples(samples: list[Sample], folder: Path) -> None:
     Raises:
         RunError: the disk is full, or the folder cannot be written to.
     """
-    with writing(folder / SAMPLES):
-        write_text(folder / SAMPLES, json.dumps([asdict(each) for each in samples]))
+    write_text(folder / SAMPLES, json.dumps([asdict(each) for each in samples]))
 
 
 def read_samples(folder: Path) -> Iterator[Sample]:

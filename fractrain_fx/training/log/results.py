@@ -14,7 +14,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
-from fractrain_fx.durable import write_text, writing
+from fractrain_fx.durable import write_text
 from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.rows import beside_shares
 from fractrain_fx.errors import RunError
@@ -141,8 +141,7 @@ class RunResult:
         Raises:
             RunError: the disk is full, or the folder cannot be written to.
         """
-        with writing(path):
-            write_text(path, json.dumps(self.to_dict(), indent=2))
+        write_text(path, json.dumps(self.to_dict(), indent=2))
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,22 @@ def test_gradients_so_small_that_not_all_levels_are_in_use(name: str, gated: boo
     _assert_equal(found, wanted)
 
 
+@pytest.mark.parametrize("name", ["linear of 3 dimensions", "matmul", "conv 3x3"])
+def test_gradients_with_a_range_that_is_too_wide_for_codes_are_those_of_products_in_float(name: str) -> None:
+    case, fmt, results = _CASES[name], AffineByKernels(), []
+    for low in (False, True):
+        torch.manual_seed(0)
+        a, b = (torch.randn(shape).mul(0.01).requires_grad_() for shape in case[3:5])
+        quantizers = ActivationQuantizer(fmt), WeightQuantizer(fmt, case[5]), GradientQuantizer(fmt)
+        op = _op(case, quantizers, low)
+        out = op((torch.tensor(8),) * 3, None, (quantizers[0].range(a), None), torch.tensor(5), a, b, None)
+        assert op.used == ("codes" if low else "plain")
+        out.backward(torch.randn(out.shape).sign() * 1.5e38)
+        results.append((a.grad, b.grad))
+    for found, wanted in zip(*results, strict=True):
+        assert wanted.isfinite().all() and torch.equal(found, wanted)
+
+
 def test_large_samples_are_rounded_alike() -> None:
     """They are rounded one by one, on grids that differ at ties."""
     case = (Linear(), (), Features(), (8, 700, 48), (12, 48), 0, None)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, Steps
@@ -254,3 +255,19 @@ def test_a_schedule_of_one_s_own_measures_the_noise_of_torchaos_gradients() -> N
     net = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
     run = Looking(net, torch.randn(8, 20), torch.arange(8) % 4, own=noise, **FP8, torchao=True).steps(2)
     assert noise.ratio > 1 and len(run.changes) == 1 and run.kernels[0] == {"torchao float8"} != run.kernels[1]
+
+
+def test_an_average_of_models_multiplies_at_the_bits_that_it_copied() -> None:
+    net, x = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))), torch.randn(16, 32)
+    config = FracConfig(method="pfq", stages="FW(8,4)/BW(8,8)", format="int", run=RunConfig(torchao=True))
+    model = rewritten(net, x, config=config).train()
+    model(x).sum().backward()
+    average, first = AveragedModel(model), model.kernels()
+    copied = average.module
+    model.set_precision("FW-4/BW-8")
+    average.update_parameters(model)
+    average.eval()
+    model.eval()
+    assert isinstance(copied, FracModel) and copied.kernels() == model.kernels() != first
+    with torch.no_grad():
+        assert torch.equal(average(x), model(x))

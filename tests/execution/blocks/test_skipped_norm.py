@@ -13,11 +13,17 @@ from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.gates import Skip
 
+Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 SHAPES = {"1d": (6, 4), "sequence": (6, 4, 5), "2d": (6, 4, 5, 3), "3d": (6, 4, 2, 3, 2)}
-NORMS = {"1d": nn.BatchNorm1d, "sequence": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
+NORMS: dict[str, type[Norm]] = {
+    "1d": nn.BatchNorm1d,
+    "sequence": nn.BatchNorm1d,
+    "2d": nn.BatchNorm2d,
+    "3d": nn.BatchNorm3d,
+}
 
 
-def made(kind: str, **options: object) -> nn.Module:
+def made(kind: str, **options: object) -> Norm:
     norm = NORMS[kind](4, **options)  # type: ignore[arg-type]
     if norm.affine:
         nn.init.normal_(norm.weight)
@@ -53,6 +59,29 @@ def test_gives_the_numbers_of_the_two_modules(
             torch.testing.assert_close(run_[name], shown[name], rtol=1e-4, atol=1e-4)
         else:
             assert torch.equal(run_[name], shown[name]), name
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("1d", (1, 4)), ("sequence", (1, 4, 1)), ("2d", (1, 4, 1, 1))])
+def test_one_value_for_each_channel_is_refused_in_training_as_the_norm_refuses_it(
+    kind: str, shape: tuple[int, ...]
+) -> None:
+    norm, x, choice = made(kind), torch.randn(shape), torch.tensor([[0.0, 1.0, 0.0]])
+    alone = copy.deepcopy(norm)
+    fused = SkippedNorm(Original({"bn": norm}, "bn"), Skip(BatchAxis()))
+    for run in (lambda: alone(x), lambda: fused(x, choice)):
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+            run()
+    assert all(map(torch.equal, norm.buffers(), alone.buffers())) and norm.get_buffer("running_var").isfinite().all()
+    norm.eval()
+    assert torch.equal(fused(x, choice), alone.eval()(x))
+
+
+def test_averages_that_were_switched_off_stay_as_they_are() -> None:
+    norm, x = made("2d"), torch.randn(SHAPES["2d"])
+    norm.track_running_stats = False
+    choice = nn.functional.one_hot(torch.tensor((0, 1, 2, 0, 1, 1)), 3).float()
+    shown, run_ = run(norm, x, choice, fused=False), run(norm, x, choice, fused=True)
+    assert all(torch.equal(run_[name], shown[name]) for name in shown)
 
 
 def test_half_types_and_running_averages_that_move_on_before_backward() -> None:

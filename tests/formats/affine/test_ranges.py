@@ -126,7 +126,7 @@ def test_a_rule_that_names_the_format_has_its_settings(affine: AffineConfig) -> 
         model = fractrainify(net, config=FracConfig.from_dict(config.to_dict()), example_inputs=(x,)).train()
         torch.manual_seed(0)
         model(x).square().sum().backward()
-        found = net[0].weight.grad
+        found = net.get_parameter("0.weight").grad
         assert found is not None
         return found
 

@@ -213,7 +213,7 @@ def test_an_output_that_is_written_into_is_read_as_written(module: nn.Module, ch
     [
         nn.Sequential(nn.GELU(), nn.Dropout(0.5, inplace=True)),
         nn.Sequential(nn.LayerNorm(8), nn.ReLU(inplace=True)),
-        timm.layers.GroupNormAct(8, 4, drop_layer=lambda: nn.Dropout(0.5)),
+        timm.layers.GroupNormAct(8, 4, drop_layer=nn.Dropout),
         timm.layers.GroupNormAct(8, 4, act_layer=nn.RReLU),
     ],
     ids=["dropout", "relu", "norm-with-dropout", "norm-with-noise"],

@@ -77,5 +77,5 @@ def test_layers_that_read_a_tensor_behind_all_writes_share_a_quantizer() -> None
             return self.last(self.query(h) + self.key(h))
 
     model = rewritten(Read(set_item), torch.randn(6, 8), method="static")
-    assert model.get_submodule("frac.quant.query").input  # type: ignore[truthy-function]
+    assert model.get_submodule("frac.quant.query").input
     assert not hasattr(model.get_submodule("frac.quant.key"), "input")

@@ -12,8 +12,15 @@ import torch
 from torch import nn
 
 from fractrain_fx.errors import RunError
+from fractrain_fx.model.saved.folder import read_weights
 from fractrain_fx.training.folder import checkpoint as module
-from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from fractrain_fx.training.folder.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from tests.training.folder.rewritten import rewrite
 
 CONFIG = {"lr": 0.1, "options": ["FW-0/BW-0"], "seed": None}
@@ -58,6 +65,23 @@ def test_a_checkpoint_of_a_newer_schema_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     with pytest.raises(RunError, match="newer version"):
         load_checkpoint(tmp_path, Tied(), CONFIG)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, Tied(), saved(1))
+    newer, read = Tied(), read_weights
+
+    def later(path: Path) -> dict[str, torch.Tensor]:
+        monkeypatch.undo()
+        save_checkpoint(tmp_path, newer, saved(2))  # as another process does at the end of an epoch
+        return read(path)
+
+    monkeypatch.setattr(module, "read_weights", later)
+    found, model = newest_checkpoint(tmp_path), Tied()
+    found.fill(model)
+    assert found.epoch == 2 and torch.equal(model.embedding.weight, newer.embedding.weight)
 
 
 def test_only_the_newest_is_kept(tmp_path: Path) -> None:

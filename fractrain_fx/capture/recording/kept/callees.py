@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.trees import leaves_in, map_tree
+from fractrain_fx.capture.trees import holds_tensor, leaves_in, map_tree
+from fractrain_fx.errors import InputError
 
-__all__ = ["Callee", "Method", "callees", "only_constants", "own_containers", "placed"]
+__all__ = ["Callee", "Method", "callees", "only_constants", "own_containers", "placed", "require_nothing"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,18 @@ def _is_function(value: Any, code: Any) -> bool:
 
 
 def only_constants(result: Any) -> bool:
-    """Whether a call returned only tensors without a gradient, or nothing."""
-    return all(part is None or (isinstance(part, Tensor) and not part.requires_grad) for part in leaves_in(result))
+    """Whether a call returned tensors without a gradient and nothing else, or nothing at all."""
+    fixed = all(part is None or (isinstance(part, Tensor) and not part.requires_grad) for part in leaves_in(result))
+    return fixed and (result is None or holds_tensor(result))
+
+
+def require_nothing(result: Any) -> None:
+    """Raise if a call gives something that gave nothing when it was recorded: the graph lacks the code that uses it."""
+    if result is not None:
+        raise InputError(
+            f"a function that returned None when the model was recorded returns a {type(result).__name__} for these "
+            "inputs: let it return a tensor for all inputs, or move the code that calls it into a submodule"
+        )
 
 
 def own_containers(real: Callable[..., Any]) -> Callable[..., Any]:
