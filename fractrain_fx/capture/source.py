@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
-from hashlib import blake2b
+from itertools import takewhile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -65,19 +65,14 @@ def model_line() -> str | None:
     return None
 
 
-def call_place() -> str:
-    """The calls of Python code that lead from the recorded model to the present one, as one word.
+def call_place() -> int:
+    """A number for the calls of Python code that lead from the recorded model to the present one.
 
-    Two calls on one line, and two passes through one function, have different places; repetitions of a loop have one.
+    Two calls on one line, and two passes through one function, have different numbers; repetitions of a loop have one.
     """
-    parts: list[str] = []
-    for frame in outward(sys._getframe(1)):
-        if _module_of(frame) == _RUNS:
-            break
-        if not by_capture(frame):
-            code = frame.f_code
-            parts.append(f"{code.co_filename}:{code.co_firstlineno}:{frame.f_lasti}")
-    return blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+    frames = takewhile(lambda frame: _module_of(frame) != _RUNS, outward(sys._getframe(1)))
+    calls = [(frame.f_code, frame.f_lasti) for frame in frames if not by_capture(frame)]
+    return hash(tuple((code.co_filename, code.co_firstlineno, last) for code, last in calls))
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:

@@ -26,7 +26,7 @@ ORDER = "recorded_order"
 """Key of ``node.meta``: the dimensions of that tensor in memory, the outermost first; missing in the usual order."""
 
 PLACE = "place"
-"""Key of ``node.meta``: the calls of Python code through which the node's call was made, as one word."""
+"""Key of ``node.meta``: a number for the calls of Python code through which the node's call was made."""
 
 ModuleStack = OrderedDict[str, tuple[str, type[nn.Module]]]
 

@@ -61,7 +61,7 @@ class DecidePrecision(PassBase):
         _name_as_before(graph_module)
         ops = list(ops_of(graph_module.graph))
         labels = _labels(graph_module, ops)
-        pins = self._pins([op for _, op in ops], labels, known=bool(graph_module.meta.get(KNOWN)))
+        pins = self._pins([op for _, op in ops], labels, first=not graph_module.meta.get(KNOWN))
         readable = _readable_blocks(graph_module)
         for node, op in ops:
             op.precision = self._decide(node, op, labels.get(op.name, ()), pins.get(op.name), op.block in readable)
@@ -109,7 +109,7 @@ class DecidePrecision(PassBase):
         if self.config.scheduled and all(op.precision.mode == "float" and op.kind not in OPAQUE_KINDS for op in ops):
             raise ModelError(f"method {self.config.method!r} finds nothing to quantize: {left}")
 
-    def _pins(self, ops: list[Op], labels: dict[str, tuple[str, ...]], *, known: bool) -> dict[str, Pin]:
+    def _pins(self, ops: list[Op], labels: dict[str, tuple[str, ...]], *, first: bool) -> dict[str, Pin]:
         pins: dict[str, Pin] = {}
         for pin in self.config.pins:
             matched = [
@@ -123,7 +123,7 @@ class DecidePrecision(PassBase):
                     or fnmatchcase(op.module, pin.pattern)
                 )
             ]
-            if not matched and not known:  # it was in a graph before, and a graph of its mode or size may lack it
+            if not matched and first:  # graphs of the other mode and of other inputs may lack the op
                 known = {op.name for op in ops} | {op.kind for op in ops} | set().union(*labels.values())
                 meaning = f" ({_LABELS[pin.pattern]})" if pin.pattern in _LABELS else ""
                 raise RuleError(
