@@ -1,4 +1,4 @@
-"""Name the ops of a graph: an op has one name in all graphs of a model, by its place in the model's code.
+"""Name the ops of a graph: an op has one name in all graphs of a model, by what computes it and its place in the code.
 
 Graphs of training and evaluation, and of other inputs, may leave out calls. Numbers alone (``matmul_1``) would then
 name another product. Ops share modules such as running ranges by their names.
