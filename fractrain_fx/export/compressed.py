@@ -26,7 +26,7 @@ from fractrain_fx.export.layers import (
     with_rounded_layers,
 )
 from fractrain_fx.export.write import Request
-from fractrain_fx.formats.affine.scale import scales
+from fractrain_fx.formats.affine.scale import levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,11 +194,9 @@ def _numbers(op: FrozenOp, request: Request, input_scale: Tensor | None) -> dict
 def _affine(name: str, factor: FrozenFactor, *, symmetric: bool) -> dict[str, Tensor]:
     """Scale and zero point for codes from ``-2^(bits - 1)``."""
     assert factor.within is not None
-    lo, span, _ = factor.within
-    scale = scales(span, factor.bits)
-    if symmetric:
-        return {f"{name}_scale": scale}
-    return {f"{name}_scale": scale, f"{name}_zero_point": -lo / scale - 2 ** (factor.bits - 1)}
+    levels = levels_of(factor.within, factor.bits)
+    zero = {} if symmetric else {f"{name}_zero_point": levels.zero - 2 ** (factor.bits - 1)}
+    return {f"{name}_scale": levels.scale, **zero}
 
 
 @torch.no_grad()
