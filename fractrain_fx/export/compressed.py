@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture import call_of
 from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.errors import ExportError
-from fractrain_fx.export.blocks import block_of, require_held
+from fractrain_fx.export.blocks import WAY_OUT, block_of, require_held
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.export.layers import (
     attention_names,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "write"]
 
-_WAY_OUT = "leave it float with Pin({name!r}, format='float'), or export format='onnx'"
 _ATTENTION = (
     "the products of attention stay float, because compressed-tensors has only layers: {names}. FracConfig("
     "attention='float') trains them so"
@@ -68,11 +67,11 @@ def check(request: Request) -> None:
     require_all_blocks(request.skipped, "a model of transformers runs all blocks")
     linear, attention = linear_layers(request.original, request.ops), attentions(request.ops)
     named = {*(op.name for op in linear.values()), *attention_names(attention)}
-    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {_WAY_OUT}")
+    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {WAY_OUT}")
     for op in rounded_linear_layers(request.original, request.ops).values():
         for factor in op.factors:
             if factor.is_rounded:
-                require_held(op, factor, "compressed-tensors", _WAY_OUT.format(name=op.name))
+                require_held(op, factor, "compressed-tensors")
         if _kind(op) == "nvfp4" and not request.batches:
             raise ExportError(
                 f"{op.name} is rounded in format 'nvfp4', whose activations compressed-tensors gives a fixed tensor "
