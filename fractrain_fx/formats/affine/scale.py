@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.formats.base import ValueRange
-from fractrain_fx.formats.bits import highest_level, once
+from fractrain_fx.formats.bits import highest_level, once, readable
 
 __all__ = ["SMALLEST_SCALE", "AffineLevels", "levels_of"]
 
@@ -51,7 +51,7 @@ class AffineLevels(NamedTuple):
 
     def places(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """How far each value lies above the lowest level, in distances between levels."""
-        return torch.sub(x, self.lo, out=out).div_(self.scale)
+        return torch.div(x, self.scale, out=out) if self._from_0() else torch.sub(x, self.lo, out=out).div_(self.scale)
 
     def nearest(self, x: Tensor, noise: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """The number of the level nearest to each value, or to each value with noise; ties go to the even one."""
@@ -65,7 +65,12 @@ class AffineLevels(NamedTuple):
 
     def values(self, q: Tensor) -> Tensor:
         """The values of the levels ``q``, which are written into."""
-        return q.mul_(self.scale).add_(self.lo)
+        q = q.mul_(self.scale)
+        return q if self._from_0() else q.add_(self.lo)
+
+    def _from_0(self) -> bool:
+        """Whether the lowest level is known to be 0, as behind a ReLU, which saves two passes over the values."""
+        return self.lo.ndim == 0 and readable(self.lo) and float(self.lo) == 0
 
 
 def levels_of(within: ValueRange, bits: int | Int[Tensor, "*bits"]) -> AffineLevels:
