@@ -126,7 +126,7 @@ def coded_gradient_compiled(
 def gains_compiled(
     x: Tensor, g: Tensor, bits: Sequence[int], within: ValueRange, *, squared: bool = False, twice: bool = False
 ) -> Tensor:
-    """``gate_gradient.affine_gains`` by the C++ kernel; ``twice``: the values are bfloat16 numbers, held in float32."""
+    """The format's ``activation_gains`` by the C++ kernel; ``twice``: values are bfloat16 numbers, held in float32."""
     gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
     found: Tensor = gains(x, g, bits, *within, twice, squared)
     return found
