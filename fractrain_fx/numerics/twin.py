@@ -44,7 +44,7 @@ class Twin:
     """A rewritten graph, as it is shown for training, whose ops can be switched to float, one by one.
 
     Every pass starts from the same buffers and random generators and leaves them, and all gradients, as they were.
-    ``values`` are those of its inputs.
+    ``values`` are those of the graph's inputs.
     """
 
     def __init__(self, graph_module: RecordedModule, values: Sequence[Any], loss: Callable[[Any], Tensor]) -> None:

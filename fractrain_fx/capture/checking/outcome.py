@@ -58,7 +58,7 @@ class Digest:
 class Outcome:
     """What one run returned, detached, and its digests by name; eval mode has none.
 
-    They are of the gradients of parameters and inputs, if the run went backward, and of the buffers after it.
+    Digests are of the gradients of parameters and inputs, if the run went backward, and of the buffers after it.
     """
 
     output: Any

@@ -110,7 +110,7 @@ class Weights:
 
 
 def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = None) -> Rewritten:
-    """Rewrite a fresh model by the recipe in a directory, with the chain of passes that wrote it."""
+    """Rewrite a fresh model by the recipe in a directory, which the same chain of passes must have written."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -45,7 +45,7 @@ def readers_of(graphs: Iterable[RecordedModule]) -> Readers:
 
 
 def codable(names: list[str], readers: list[Reader], config: FracConfig) -> Codable | str:
-    """Whether a parameter, with all of its names, could be kept as codes; if not, the reason."""
+    """Whether a parameter could be kept as codes; if not, the reason. ``names`` are all that it has in the model."""
     if len(names) > 1:
         return f"shared by {' and '.join(names)}"
     if "." not in names[0]:
