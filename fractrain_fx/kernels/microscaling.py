@@ -50,10 +50,10 @@ def round_blocks_compiled(
 ) -> Tensor:
     """Round values that satisfy :func:`has_kernels` like :func:`~fractrain_fx.formats.microscaling.round_blocks`.
 
-    The result is the same bit for bit. Only the noise differs: it is a hash of a value's place in the result's memory;
-    without ``seed`` it is drawn from torch's default generator. There are one or two ``cuts``, two of equal size for
-    square blocks. ``matrices`` stores the result as matrices of the last two dimensions one after the other, as
-    products read them; otherwise it is in the order of ``x`` in memory.
+    The result is the same bit for bit. Only the noise differs: it is a hash of a value's place in the result's memory.
+    A ``seed`` that is left out is drawn from torch's default generator. There are one or two ``cuts``, two of equal
+    size for square blocks. ``matrices`` stores the result as matrices of the last two dimensions one after the other,
+    as products read them; otherwise it is in the order of ``x`` in memory.
     """
     first, second, size, kind = _shared(x, cuts, scale)
     number = int(draw_seed() if seed is None else seed) if stochastic else None
