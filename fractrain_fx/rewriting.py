@@ -23,7 +23,7 @@ from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelEr
 from fractrain_fx.native.choice import RoundingChoice, choose_rounding
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.frozen_weight import FrozenWeight
-from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reach_of
+from fractrain_fx.passes import FIXED_BATCH, KNOWN, TRAINED, default_passes, reach_of
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.passes.graph.run import run_passes
 
@@ -115,8 +115,16 @@ def rewrite(
     return Rewritten(model, recording, config, rounding, chain, targets, reach)
 
 
-def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[PassBase]) -> None:
+def rewrite_graphs(
+    model: nn.Module, recording: Recording, passes: Sequence[PassBase], first: Recording | None = None
+) -> None:
     """Run a chain over the graph of each mode; inserted modules go to the device of the model's parameters.
+
+    Args:
+        model: the model.
+        recording: its graphs.
+        passes: the chain.
+        first: the recording whose names ops take, if this is not the first one.
 
     Raises:
         ModelError: the model has nothing to quantize or to gate.
@@ -125,10 +133,14 @@ def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[Pass
     generators = Generators(model)
     states = generators.keep()  # passes run the graph, which may draw from them
     try:
+        known = [] if first is None else [*first.graphs]
         for graph_module in recording.graphs:
+            graph_module.meta[KNOWN] = known
             if graph_module is not recording.train:
                 graph_module.meta[TRAINED] = recording.train
             _run(graph_module, recording, passes)
+            known = [graph_module, *known]
+            del graph_module.meta[KNOWN]
         recording.eval.meta.pop(TRAINED, None)
     except ModelError as error:
         if not recording.leaves:

@@ -9,12 +9,13 @@ from fractrain_fx.capture.record import Recording, record
 from fractrain_fx.capture.recording.cleanup import changes_operands
 from fractrain_fx.capture.recording.constants import WRITTEN, TensorWrite
 from fractrain_fx.capture.recording.memory import memory_in, put_first
-from fractrain_fx.capture.recording.writer import ORDER
+from fractrain_fx.capture.recording.writer import ORDER, PLACE
 from fractrain_fx.capture.sizes.guards import Guard, InputValues
 from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = [
     "ORDER",
+    "PLACE",
     "WRITTEN",
     "CallSpec",
     "Form",

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
+from itertools import takewhile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "CAPTURE",
     "by_capture",
     "by_library",
+    "call_place",
     "error_line",
     "forward_code",
     "forward_line",
@@ -39,6 +41,7 @@ CAPTURE = __name__.rpartition(".")[0]
 """The package of capture, by which its own functions and frames are recognised."""
 
 _PACKAGE = __name__.partition(".")[0]
+_RUNS = f"{CAPTURE}.attempts"  # which calls the model
 
 
 def source_line() -> str | None:
@@ -60,6 +63,16 @@ def model_line() -> str | None:
         if _module_of(frame).startswith(f"{_PACKAGE}.") and not by_capture(frame):
             return None  # what called capture is not the model
     return None
+
+
+def call_place() -> int:
+    """A number for the calls of Python code that lead from the recorded model to the present one.
+
+    Two calls on one line, and two passes through one function, have different numbers; repetitions of a loop have one.
+    """
+    frames = takewhile(lambda frame: _module_of(frame) != _RUNS, outward(sys._getframe(1)))
+    calls = [(frame.f_code, frame.f_lasti) for frame in frames if not by_capture(frame)]
+    return hash(tuple((code.co_filename, code.co_firstlineno, last) for code, last in calls))
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:

@@ -257,15 +257,15 @@ class Variants:
 
     def _record(self, form: int, call: Call, training: bool, difference: str) -> Variant:
         config, original = self._config, self._original
-        args, kwargs = call
         forget_notices(original)
         around = Surroundings.present(training)
         with torch.inference_mode(False):
-            recording = record(original, args, kwargs, batch_axis=config.run.batch_axis, surroundings=around)
-            rewrite_graphs(original, recording, default_passes(config) if self._passes is None else self._passes)
+            recording = record(original, *call, batch_axis=config.run.batch_axis, surroundings=around)
+            passes = default_passes(config) if self._passes is None else self._passes
+            rewrite_graphs(original, recording, passes, self.first.recording)
         share_inserted(self.first.recording, recording)
         variant = self._variant(recording, form, f"dispatched_{len(self._others) + 1}")
-        if seen := variant.changed_circumstance(recording.call.bind(args, kwargs), training):
+        if seen := variant.changed_circumstance(recording.call.bind(*call), training):
             raise InputError(f"a recording can only be made for {seen}: make the call so")
         self._others.append(variant)
         if form == len(self._forms):

@@ -20,6 +20,7 @@ from fractrain_fx.passes.execute.relu import ReplaceReLUs
 from fractrain_fx.passes.execute.remake import RemakeOperands
 from fractrain_fx.passes.graph.facts import (
     FIXED_BATCH,
+    KNOWN,
     TRAINED,
     Block,
     Decision,
@@ -39,6 +40,7 @@ from fractrain_fx.passes.rewrite.quantize import Quantize
 
 __all__ = [
     "FIXED_BATCH",
+    "KNOWN",
     "TRAINED",
     "Block",
     "Blocks",

@@ -14,16 +14,19 @@ from torch.fx import Graph, Node
 
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.kept.callees import Callee
-from fractrain_fx.capture.source import model_line
+from fractrain_fx.capture.source import call_place, model_line
 from fractrain_fx.capture.trees import is_strided, tensors_in
 
-__all__ = ["ORDER", "SHAPE", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer", "nodes_after"]
+__all__ = ["ORDER", "PLACE", "SHAPE", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer", "nodes_after"]
 
 SHAPE = "recorded_shape"
 """Key of ``node.meta``: the shape of the node's tensor in the recorded run."""
 
 ORDER = "recorded_order"
 """Key of ``node.meta``: the dimensions of that tensor in memory, the outermost first; missing in the usual order."""
+
+PLACE = "place"
+"""Key of ``node.meta``: a number for the calls of Python code through which the node's call was made."""
 
 ModuleStack = OrderedDict[str, tuple[str, type[nn.Module]]]
 
@@ -142,7 +145,7 @@ class Writer:
         """A node of the running module; it depends on the sources of its arguments."""
         node = self.graph.create_node(op, target, args, kwargs or {})
         node.meta["nn_module_stack"] = self.stack
-        node.meta["source"] = model_line()
+        node.meta["source"], node.meta[PLACE] = model_line(), call_place()
         if effect:
             node.meta["effect"] = True
         form = op == "call_method" and target in ("size", "stride")

@@ -126,6 +126,8 @@ _MATH: Mapping[Any, Callable[..., Any]] = {
 _MEMO = functools._lru_cache_wrapper
 # Packages whose caches hold nothing of a model, and the standard library.
 _APART = frozenset({"torch", "triton", "sympy", "cuda", "numpy", "scipy", "fractrain_fx", *sys.stdlib_module_names})
+# The number of names in each library's module, and which of them are memoized functions.
+_LIBRARIES: dict[str, tuple[int, list[str]]] = {}
 _NAMES = {"int": stand_in(int, _conversion(int)), "float": stand_in(float, _conversion(float))}
 
 
@@ -165,13 +167,37 @@ def _memoized(model: nn.Module) -> Iterator[Replacement]:
     """
     parts = list(model.modules())
     kinds = {kind for kind in map(type, parts) for kind in kind.__mro__ if _may_hold_memos(kind.__module__)}
-    files = [file for name, file in list(sys.modules.items()) if _may_hold_memos(name)]
-    for owner in (*files, *kinds, *parts):
-        for name, value in list(getattr(owner, "__dict__", {}).items()):
-            if isinstance(value, _MEMO):
-                yield owner, name, _bypassing(value)
-            elif isinstance(value, staticmethod) and isinstance(value.__func__, _MEMO):
-                yield owner, name, staticmethod(_bypassing(value.__func__))
+    changing = {sys.modules["__main__"], *files_of(model)}
+    for name, file in list(sys.modules.items()):
+        if _may_hold_memos(name) and file not in changing:
+            yield from _bypasses(file, _library_memos(name, file))
+    for owner in (*changing, *kinds, *parts):
+        yield from _bypasses(owner, _memo_names(owner))
+
+
+def _bypasses(owner: Any, names: Iterable[str]) -> Iterator[Replacement]:
+    for name in names:
+        value = vars(owner).get(name)
+        if isinstance(value, staticmethod) and _is_memo(value):
+            yield owner, name, staticmethod(_bypassing(value.__func__))
+        elif _is_memo(value):
+            yield owner, name, _bypassing(value)
+
+
+def _memo_names(owner: Any) -> list[str]:
+    return [name for name, value in list(getattr(owner, "__dict__", {}).items()) if _is_memo(value)]
+
+
+def _is_memo(value: Any) -> bool:
+    return isinstance(value.__func__ if isinstance(value, staticmethod) else value, _MEMO)
+
+
+def _library_memos(name: str, file: Any) -> list[str]:
+    """Those of a library, whose names are read anew only if their number changed: a process has a million of them."""
+    count = len(getattr(file, "__dict__", ()))
+    if name not in _LIBRARIES or _LIBRARIES[name][0] != count:
+        _LIBRARIES[name] = count, _memo_names(file)
+    return _LIBRARIES[name][1]
 
 
 def _may_hold_memos(module_name: str) -> bool:

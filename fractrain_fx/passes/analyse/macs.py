@@ -12,6 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture.recording.kept.callees import Method
 from fractrain_fx.capture.recording.kept.hidden import HIDDEN
 from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.passes.analyse.op_names import name_ops
 from fractrain_fx.passes.analyse.products import product_of
 from fractrain_fx.passes.analyse.reached import reached_by_gradient
 from fractrain_fx.passes.analyse.trained import bits_of
@@ -22,7 +23,7 @@ from fractrain_fx.passes.graph.contractions import (
     uncounted_kind,
     unsplit,
 )
-from fractrain_fx.passes.graph.edit import module_path, owner_module, unique, varying
+from fractrain_fx.passes.graph.edit import module_path, owner_module, varying
 from fractrain_fx.passes.graph.facts import Facts, Op, facts, ops_of
 from fractrain_fx.passes.graph.formulas import recurrent_macs
 
@@ -45,21 +46,15 @@ class Macs(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         moving, reached = varying(graph_module.graph), reached_by_gradient(graph_module.graph)
-        names: set[str] = set()
-        modified = False
         for node in graph_module.graph.nodes:
-            facts(node).op = None
-            if node not in moving:
-                continue
-            op = _op(graph_module, node, moving, names)
-            if op is not None:
-                if node not in reached:
-                    op.input_gradient = op.weight_gradient = False
-                    facts(node).gradients_by = 0, 0
-                facts(node).op = op
-                names.add(op.name)
-                modified = True
-        return PassResult(graph_module, modified)
+            facts(node).op = _op(graph_module, node, moving) if node in moving else None
+        ops = list(ops_of(graph_module.graph))
+        for node, op in ops:
+            if node not in reached:
+                op.input_gradient = op.weight_gradient = False
+                facts(node).gradients_by = 0, 0
+        name_ops(graph_module, ops)
+        return PassResult(graph_module, bool(ops))
 
     def ensures(self, graph_module: GraphModule) -> None:
         names = [op.name for _, op in ops_of(graph_module.graph)]
@@ -74,10 +69,11 @@ class Macs(PassBase):
             raise PassError("two contractions have one name; please report this model")
 
 
-def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str]) -> Op | None:
+def _op(graph_module: GraphModule, node: Node, moving: set[Node]) -> Op | None:
+    """The op of a node, named as others may be too; ``None`` if the node multiplies nothing."""
     family, layout = contraction(node), _layout(node)
     if family is None or facts(node).shape is None or layout:
-        return _whole(graph_module, node, names)
+        return _whole(graph_module, node)
     first, second = (operand(node, place) for place in family.operands)
     a, b, out = facts(first), facts(second), facts(node)
     if a.shape is None or b.shape is None or out.shape is None:
@@ -85,7 +81,7 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str
     macs = family.macs(a.shape, b.shape, out.shape) // (out.samples or 1)
     out.gradients_by = a.trained_by, b.trained_by
     return Op(
-        name=unique(_name(node, family, second, moving), names),
+        name=_name(node, family, second, moving),
         kind=family.kind,
         module=module_path(node),
         macs=macs,
@@ -101,7 +97,7 @@ def _layout(node: Node) -> str | None:
     return next((layout for each in node.all_input_nodes if (layout := facts(each).layout)), None)
 
 
-def _whole(graph_module: GraphModule, node: Node, names: set[str]) -> Op | None:
+def _whole(graph_module: GraphModule, node: Node) -> Op | None:
     """The op of a module kept as one node that multiplies inside, or of a function without two factors to quantize."""
     owner = owner_module(graph_module, node)
     counted = unsplit(node) if owner is None else None
@@ -116,7 +112,7 @@ def _whole(graph_module: GraphModule, node: Node, names: set[str]) -> Op | None:
     kind = kind if layout is None or layout in kind else f"{layout} {kind}"
     path = "" if isinstance(owner, Method) else module_path(node)
     label = path if owner is not None and not name else f"{path}.{name or kind}".lstrip(".")
-    op = Op(unique(label, names), kind, path, None)
+    op = Op(label, kind, path, None)
     read = [facts(each) for each in node.all_input_nodes if facts(each).shape is not None]
     if counted is not None:
         op.macs = counted[1] // (facts(node).samples or 1)

@@ -23,7 +23,7 @@ from fractrain_fx.passes.graph.contractions import (
     other_numbers,
 )
 from fractrain_fx.passes.graph.edit import unique, varying
-from fractrain_fx.passes.graph.facts import STAGE, TRAINED, Decision, Op, blocks_of, facts, ops_of
+from fractrain_fx.passes.graph.facts import KNOWN, STAGE, TRAINED, Decision, Op, blocks_of, facts, ops_of
 
 __all__ = ["DecidePrecision"]
 
@@ -58,10 +58,10 @@ class DecidePrecision(PassBase):
             raise PassError("the graph has contractions without a block: run the Blocks pass before DecidePrecision")
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        _name_as_in_training(graph_module)
+        _name_as_before(graph_module)
         ops = list(ops_of(graph_module.graph))
         labels = _labels(graph_module, ops)
-        pins = self._pins([op for _, op in ops], labels)
+        pins = self._pins([op for _, op in ops], labels, first=not graph_module.meta.get(KNOWN))
         readable = _readable_blocks(graph_module)
         for node, op in ops:
             op.precision = self._decide(node, op, labels.get(op.name, ()), pins.get(op.name), op.block in readable)
@@ -109,7 +109,7 @@ class DecidePrecision(PassBase):
         if self.config.scheduled and all(op.precision.mode == "float" and op.kind not in OPAQUE_KINDS for op in ops):
             raise ModelError(f"method {self.config.method!r} finds nothing to quantize: {left}")
 
-    def _pins(self, ops: list[Op], labels: dict[str, tuple[str, ...]]) -> dict[str, Pin]:
+    def _pins(self, ops: list[Op], labels: dict[str, tuple[str, ...]], *, first: bool) -> dict[str, Pin]:
         pins: dict[str, Pin] = {}
         for pin in self.config.pins:
             matched = [
@@ -123,7 +123,7 @@ class DecidePrecision(PassBase):
                     or fnmatchcase(op.module, pin.pattern)
                 )
             ]
-            if not matched:
+            if not matched and first:  # graphs of the other mode and of other inputs may lack the op
                 known = {op.name for op in ops} | {op.kind for op in ops} | set().union(*labels.values())
                 meaning = f" ({_LABELS[pin.pattern]})" if pin.pattern in _LABELS else ""
                 raise RuleError(
@@ -187,18 +187,24 @@ class DecidePrecision(PassBase):
                 raise PassError(f"contraction {op.name!r} was left undecided")
 
 
-def _name_as_in_training(graph_module: GraphModule) -> None:
-    """Rename the blocks of an evaluation graph as in the training graph, because gates are found by block name."""
-    training = graph_module.meta.get(TRAINED)
-    if training is None:
+def _name_as_before(graph_module: GraphModule) -> None:
+    """Rename blocks as in the graph that was rewritten before, because gates are found by block name.
+
+    In evaluation these are the blocks of the same ops as in training, and in another recording those that share ops.
+    """
+    known: list[GraphModule] = graph_module.meta.get(KNOWN, [])
+    if not known:
         return
     blocks, ops = blocks_of(graph_module.graph), {op.name: op for _, op in ops_of(graph_module.graph)}
-    theirs = {block.ops: block.name for block in blocks_of(training.graph)}
-    taken = set(theirs.values())
+    before = blocks_of(known[0].graph)
+    same = {block.ops: block.name for block in before}
+    sharing = {name: block.name for block in before for name in block.ops} if TRAINED not in graph_module.meta else {}
+    taken, given = set(same.values()), set[str]()
     for block in blocks:
-        same = theirs.get(block.ops)
-        block.name = unique(block.name, taken) if same is None else same
+        names = (same.get(block.ops), *(sharing.get(name) for name in block.ops))
+        block.name = next((name for name in names if name and name not in given), None) or unique(block.name, taken)
         taken.add(block.name)
+        given.add(block.name)
         for name in block.ops:
             ops[name].block = block.name
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from fractrain_fx.capture import PLACE
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.facts import Facts, Op, Role, facts
@@ -163,7 +164,7 @@ def _record(node: Node, role: Role, owner: str, like: Node | None) -> None:
     source = facts(like) if like is not None else Facts()
     node.meta["frac"] = replace(source, op=None, blocks=(), role=role, owner=owner)
     if like is not None:
-        node.meta.update({key: like.meta[key] for key in ("nn_module_stack", "source") if key in like.meta})
+        node.meta.update({key: like.meta[key] for key in ("nn_module_stack", "source", PLACE) if key in like.meta})
 
 
 def unique(name: str, taken: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from fractrain_fx.formats.batch_axis import BatchAxis
 
 __all__ = [
     "FIXED_BATCH",
+    "KNOWN",
     "STAGE",
     "TRAINED",
     "Block",
@@ -34,6 +35,9 @@ TRAINED = "trained"
 
 FIXED_BATCH = "fixed_batch"
 """Key of ``graph_module.meta``: whether the graph runs only at the batch size of its example."""
+
+KNOWN = "known graphs"
+"""Key of a graph's ``meta``: the model's graphs that were rewritten before, whose names its ops and modules take."""
 
 STAGE = "stage precision"
 """The reason of an op that is scheduled because the whole model is."""

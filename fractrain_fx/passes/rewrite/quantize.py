@@ -27,11 +27,23 @@ from fractrain_fx.nn.quantizers import (
 )
 from fractrain_fx.nn.rounding import NoiseSeed
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
-from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, identifier, insert_module, read, varying
-from fractrain_fx.passes.graph.facts import Op, Role, choices_of, facts, ops_of
+from fractrain_fx.passes.graph.edit import (
+    NAMESPACE,
+    call,
+    gradient_path,
+    identifier,
+    insert_module,
+    read,
+    unique,
+    varying,
+)
+from fractrain_fx.passes.graph.facts import KNOWN, Op, Role, choices_of, facts, ops_of
 from fractrain_fx.passes.graph.writes import Writes
 
 __all__ = ["Quantize"]
+
+_PATHS = "quantizers"
+"""Key of a graph's ``meta``: the path of the quantizer of each op's ``input`` and ``other`` operand."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,9 @@ class _Writer:
         self._writes = Writes(graph_module.graph)
         self._widths: dict[str, Node] = {}
         self._shared: dict[tuple[object, ...], Node] = {}
+        known: list[GraphModule] = graph_module.meta.get(KNOWN, [])
+        self._known = {key: path for each in reversed(known) for key, path in each.meta.get(_PATHS, {}).items()}
+        self._paths: dict[tuple[str, str], str] = graph_module.meta.setdefault(_PATHS, {})
         self._first = next(node for node in self._graph.nodes if node.op != "placeholder")
 
     def quantize(self, node: Node, op: Op) -> None:
@@ -122,8 +137,9 @@ class _Writer:
                 replaced = self._activation(node, op, source, bits, side)
             else:
                 channel = family.channel if side == "other" else family.first_channel
-                replaced = self._weight(node, op, source, bits, channel)
+                replaced = self._weight(node, op, source, bits, channel, side)
             set_operand(node, place, replaced)
+            self._paths[op.name, side] = str(replaced.target).removeprefix(f"{NAMESPACE}.")
         self._gradient(node, op, bits)
 
     def _format_of(self, op: Op) -> Format:
@@ -200,7 +216,7 @@ class _Writer:
             return self._once(
                 ("activation", source, self._format_of(op), bits.choice, *widths, *own),
                 node,
-                f"quant.{identifier(op.name)}.{side}",
+                self._path(op, side, side),
                 lambda: MixedActivationQuantizer(
                     self._format_of(op), widths, batch, self._config.affine.keep, estimate
                 ),
@@ -211,19 +227,28 @@ class _Writer:
         return self._once(
             ("activation", source, self._format_of(op), bits.fw),
             node,
-            f"quant.{identifier(op.name)}.{side}",
+            self._path(op, side, side),
             lambda: ActivationQuantizer(self._format_of(op), self._config.affine.keep, batch),
             [source, bits.fw],
             op,
         )
 
-    def _weight(self, node: Node, op: Op, source: Node, bits: _Bits, channel: int) -> Node:
+    def _path(self, op: Op, side: str, name: str) -> str:
+        """The path of an operand's quantizer: that of another graph, in which an op may share another one's.
+
+        The op that reads the tensor first, and whose name the quantizer has, may be missing here. Tensors that are one
+        there and two here have a quantizer each.
+        """
+        path = self._known.get((op.name, side), f"quant.{identifier(op.name)}.{name}")
+        return unique(path, self._paths.values())
+
+    def _weight(self, node: Node, op: Op, source: Node, bits: _Bits, channel: int, side: str) -> Node:
         ndim = len(facts(source).shape or ())
         dim = channel % ndim if ndim > 1 else None
         return self._once(
             ("weight", source.target if source.op == "get_attr" else source, self._format_of(op), bits.weight, dim),
             node,
-            f"quant.{identifier(op.name)}.weight",
+            self._path(op, side, "weight"),
             lambda: WeightQuantizer(self._format_of(op), dim),
             [source, bits.weight],
             op,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -66,6 +67,21 @@ def test_no_size_of_a_recording_stays_in_a_cache() -> None:
     assert halves.cache_info().currsize <= 1  # the model's own run, for what it makes at its first call
     assert all(type(size) is int for size in halves(6))
     assert isinstance(vars(sys.modules[__name__])["halves"], functools._lru_cache_wrapper)
+
+
+def test_a_memoized_function_is_found_in_a_library_that_changed_since_the_last_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = ModuleType("library")
+    monkeypatch.setitem(sys.modules, "library", library)
+
+    class Repeats(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.repeat(1, vars(library)["double"](x.shape[1]))
+
+    record(nn.Linear(4, 2), (torch.randn(2, 4),))  # reads the library's names
+    vars(library)["double"] = functools.cache(lambda length: 2 * length)
+    holds(Repeats(), record(Repeats(), (torch.randn(2, 4),)), (2, 4), (3, 5))
 
 
 class Attention(nn.Module):
