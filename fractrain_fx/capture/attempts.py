@@ -12,6 +12,7 @@ from functools import partial
 from torch.fx import Graph
 
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
+from fractrain_fx.capture.checking.decided import test_decided_sizes
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.verify import Attempt, Run, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.circumstances.outside import Outside
@@ -229,5 +230,7 @@ def _run(
         notes.append(f"forward leaves gradients switched off for the code after it ({line}), which a graph does not do")
     python = outside.state(writer.graph, notes)
     held = Guards(guards, writer.graph, values), python, seen, recorder.ambient.typed_inputs()
+    if not spoofed:
+        test_decided_sizes(writer, guards, model)
     writer.release()
     return Run(writer.graph, recorder.returns, *held)

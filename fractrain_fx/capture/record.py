@@ -91,6 +91,21 @@ class Recording:
         example = self.call.example(args, {**dict(self.call.implied), **kwargs})
         return first_difference(model, self.train if training else self.eval, self.plain[training], example, training)
 
+    def holds_again(self, model: nn.Module, training: bool) -> bool:
+        """Whether the graph equals the model on the example: if not, the model has changed since."""
+        args, kwargs = self.present((self.args, dict(self.kwargs)))
+        return self.difference(model, args, kwargs, training) is None
+
+    def value_difference(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+    ) -> str | None:
+        """The difference on a call with other floating values, in words; ``None`` if either refuses such values."""
+        example = self.call.example(args, {**dict(self.call.implied), **kwargs}).with_other_values()
+        if example is None:
+            return None
+        graph, plain = self.train if training else self.eval, self.plain[training]
+        return first_difference(model, graph, plain, example, training, errors_count=False)
+
     def other_types(self, model: nn.Module) -> str | None:
         """The recorded types of parameters, in words, if the model has others now and the graph depends on them.
 

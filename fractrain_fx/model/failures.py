@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule, Recording
@@ -14,12 +14,13 @@ from fractrain_fx.capture.circumstances.structure import SHARDED_ELSEWHERE
 from fractrain_fx.capture.model_errors import is_out_of_memory
 from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.config import RunConfig
 from fractrain_fx.engine.distributed import LOST, is_lost_process
 from fractrain_fx.errors import FracTrainError, InputError, ModelError, RunError
 from fractrain_fx.model.eager_code import eager_forward
 from fractrain_fx.passes import facts
 
-__all__ = ["differences_in_words", "other_differences", "refused_again", "run_graph"]
+__all__ = ["differences_in_words", "no_more_recordings", "other_differences", "refused_again", "run_graph"]
 
 # Errors that torch and models raise for sizes that do not fit. Torch uses other exceptions to stop a run early, as in
 # activation checkpointing.
@@ -82,6 +83,19 @@ def other_differences(values: Sequence[Any], *, around: bool) -> str:
     """In words, how a call differs whose inputs have the recorded form; ``around``: in the settings around it."""
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors_in(values))
     return "modes or settings around it" if around else f"inputs of shape {shapes}, with other values"
+
+
+def no_more_recordings(original: nn.Module, count: int, run: RunConfig) -> str | None:
+    """The reason that a model with ``count`` recordings cannot be recorded again; ``None`` if it can."""
+    if count >= run.recordings:
+        return (
+            f"It has {count} recordings already: set RunConfig(recordings=...) higher, pad inputs to a few sizes, or "
+            "move that code into a submodule"
+        )
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and any(isinstance(each, nn.SyncBatchNorm) for each in original.modules()):
+        return "Batch norms that wait for other processes cannot be recorded in one process: pass inputs of one size"
+    return None
 
 
 def refused_again(error: FracTrainError) -> str:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fractrain_fx.errors import InputError
 from fractrain_fx.model.variant import Variant
 
-__all__ = ["FirstCalls", "outside_the_compiler", "run_by_compiler"]
+__all__ = ["FirstCalls", "decided_by_values", "outside_the_compiler", "run_by_compiler"]
 
 T = TypeVar("T")
 
@@ -49,6 +50,9 @@ class FirstCalls:
             call: positional and keyword arguments.
             training: the mode.
             kind: all that decides what code computes, without sizes.
+
+        Raises:
+            InputError: they differ on a call of this form with other values.
         """
         if not self._compares(variant):
             return None
@@ -63,10 +67,14 @@ class FirstCalls:
                     self._limit,
                 )
             return None
-        self._kinds.add((id(variant), kind))
         self._counts[id(variant)] += not new
         difference: str | None = outside_the_compiler(variant.recording.difference)(self._model, *call, training)
         self.differed |= difference is not None
+        if new and difference is None:
+            compare = outside_the_compiler(variant.recording.value_difference)
+            if by_values := compare(self._model, *call, training):
+                raise decided_by_values(self._model, f"with other values in its inputs {by_values}")
+        self._kinds.add((id(variant), kind))
         return difference
 
     def _compares(self, variant: Variant) -> bool:
@@ -78,6 +86,16 @@ class FirstCalls:
             return False
         waits = torch.distributed.is_available() and torch.distributed.is_initialized()
         return not (waits and any(isinstance(each, nn.SyncBatchNorm) for each in self._model.modules()))
+
+
+def decided_by_values(model: nn.Module, difference: str) -> InputError:
+    """The error for a model that differs from its graph although all is as in a call on which it equals the graph."""
+    return InputError(
+        f"{type(model).__name__} differs from its graph where only values can be the cause: {difference}. Its code "
+        "uses values of tensors as numbers or text of Python, or something else has changed since it was recorded. "
+        "Compute with tensors, or move that code into a submodule and put a forward hook on it, which keeps it one "
+        "call; if you have changed the model, call fractrainify(model.restore()) again"
+    )
 
 
 def outside_the_compiler(function: Callable[..., T]) -> Callable[..., T]:

@@ -9,15 +9,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture import PartMode, Read, RecordedModule, Recording, Seen, batch_size, shapes_of
+from fractrain_fx.capture import PartMode, Read, RecordedModule, Recording, Seen, batch_size, forms_of, shapes_of
+from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.checking.check import Batching
-from fractrain_fx.capture.trees import items_of, tensors_in
+from fractrain_fx.capture.trees import is_strided, items_of, tensors_in
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["SampleCount", "Variant", "Watched", "called_by", "reads_of", "share_inserted", "token_count"]
+__all__ = [
+    "SampleCount",
+    "Variant",
+    "Watched",
+    "called_by",
+    "form_of_call",
+    "reads_of",
+    "share_inserted",
+    "token_count",
+]
 
 _LONGEST = 100  # characters of a condition in a message; a longer one is computed from many sizes
 
@@ -84,6 +94,15 @@ class Variant:
             if module is not None:
                 module.__dict__["training"] = mode
                 waiting += module._modules.values()
+
+
+def form_of_call(form: int, values: Sequence[Any]) -> Any:
+    """All of a call that decides which recording fits it, but for circumstances: in a call alike only values differ.
+
+    ``form``: the number of the form of call.
+    """
+    strides = tuple(x.stride() if is_strided(x) else None for x in tensors_in(values))
+    return form, forms_of(values), strides, settings_now()
 
 
 def share_inserted(first: Recording, recording: Recording) -> None:

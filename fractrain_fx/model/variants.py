@@ -22,9 +22,9 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.model.executed import Running
-from fractrain_fx.model.failures import differences_in_words, other_differences, refused_again
-from fractrain_fx.model.first_calls import FirstCalls, outside_the_compiler, run_by_compiler
-from fractrain_fx.model.variant import SampleCount, Variant, Watched, reads_of, share_inserted
+from fractrain_fx.model.failures import differences_in_words, no_more_recordings, other_differences, refused_again
+from fractrain_fx.model.first_calls import FirstCalls, decided_by_values, outside_the_compiler, run_by_compiler
+from fractrain_fx.model.variant import SampleCount, Variant, Watched, form_of_call, reads_of, share_inserted
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 from fractrain_fx.rewriting import rewrite_graphs
@@ -69,6 +69,8 @@ class Variants:
         self._place_of = run_by_compiler(self._place_for)
         self._watched = Watched(original)
         self._first_calls = FirstCalls(original, config.run.compared_calls)
+        self._unsure: Variant | None = None  # recorded for a difference, and not yet compared on another call
+        self._recorded = {form_of_call(0, first.inputs)}
         self._note_conditions(0, first)
 
     def __iter__(self) -> Iterator[Variant]:
@@ -107,8 +109,10 @@ class Variants:
         if found is None:
             found = self._find(form, values, (args, kwargs), training, why, kind)
             values = values if why is None else found.recording.call.bind(args, kwargs)
-            self._chosen[key] = found
             self._by_form[form, training, forms_of(values), settings] = found
+            if found is self._unsure:
+                return found, values
+            self._chosen[key] = found
         if quick is not None and not fixed and len(values) == len(args) and all(map(is_, values, args)):
             self._quick[quick] = found
         return found, values
@@ -125,6 +129,7 @@ class Variants:
         """
         self._others.clear()
         self._forget_choices()
+        self._recorded.clear()
         del self._forms[1:]
         self._holds_always = self._always()
 
@@ -196,7 +201,7 @@ class Variants:
 
     def _find(self, form: int, values: Values, call: Call, training: bool, why: str | None, kind: Any) -> Variant:
         conditions: list[str] = []
-        around, unseen = False, None
+        around, unseen, as_recorded, self._unsure = False, None, False, None
         for variant in self:
             if variant.form != form:
                 continue
@@ -204,24 +209,29 @@ class Variants:
             condition = str(seen) if seen else variant.failed_condition(values, self._original, training)
             if condition is None and self.closed is None:
                 unseen = self._first_calls.difference(variant, call, training, kind)
-                condition = None if unseen is None else f"calls on which it equals its graph; here {unseen}"
+                if unseen is not None:
+                    condition = f"calls on which it equals its graph; here {unseen}"
+                    as_recorded = variant.recording.holds_again(self._original, training)
             if condition is None:
                 return variant
             conditions.append(condition)
             around = around or seen is not None
-        refused, cause = self._refusal(), None
+        if unseen and as_recorded and form_of_call(form, values) in self._recorded:
+            raise decided_by_values(self._original, unseen)
+        refused = self.closed or no_more_recordings(self._original, 1 + len(self._others), self._config.run)
+        cause = None
         if refused is None:
-            difference = (
-                f"does not meet: {conditions[0]}" if why is None else f"has other arguments: {why.partition(': ')[0]}"
-            )
+            words = f"has other arguments: {why.partition(': ')[0]}" if why else f"does not meet: {conditions[0]}"
+            recordings, forms = len(self._others), len(self._forms)
             try:
-                made = outside_the_compiler(self._record)(form, call, training, difference)
-                again = None if unseen is None else self._first_calls.difference(made, call, training, kind)
-                if again is None:
-                    return made
-                self._others.remove(made)
-                raise InputError(f"the new recording differs from the model too: {again}")
+                made = outside_the_compiler(self._record)(form, call, training, words)
+                if again := self._first_calls.difference(made, call, training, kind):
+                    raise InputError(f"the new recording differs from the model too: {again}")
+                self._unsure = made if unseen else None
+                self._recorded.add(form_of_call(form, made.recording.inputs))
+                return made
             except FracTrainError as error:
+                del self._others[recordings:], self._forms[forms:]
                 refused = f"It cannot be recorded again for this call: {error}" if why else refused_again(error)
                 cause = error.with_traceback(None)
         if why is not None:
@@ -244,23 +254,6 @@ class Variants:
         if found - self._fixed.get(form, set()):
             self._fixed[form] = self._fixed.get(form, set()) | found
             self._forget_choices()
-
-    def _refusal(self) -> str | None:
-        """The reason that the model cannot be recorded again; ``None`` if it can."""
-        if self.closed is not None:
-            return self.closed
-        count = 1 + len(self._others)
-        if count >= self._config.run.recordings:
-            return (
-                f"It has {count} recordings already: set RunConfig(recordings=...) higher, pad inputs to a few "
-                "sizes, or move that code into a submodule"
-            )
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and any(isinstance(each, nn.SyncBatchNorm) for each in self._original.modules()):
-            return (
-                "Batch norms that wait for other processes cannot be recorded in one process: pass inputs of one size"
-            )
-        return None
 
     def _record(self, form: int, call: Call, training: bool, difference: str) -> Variant:
         config, original = self._config, self._original

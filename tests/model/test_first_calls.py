@@ -129,6 +129,60 @@ def test_without_comparisons_or_recordings_the_difference_stays_or_is_an_error_t
         FracConfig(run=RunConfig(compared_calls=-1))
 
 
+def peak(x: Tensor) -> float:
+    """A value that is read where torch does not show it, as in foreign code."""
+    with torch._C.DisableTorchFunction():
+        return 1 + float(x.detach().max())
+
+
+class Guarded(Reader):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if len(x) > 2 else 1)
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize("kind", [Reader, Guarded])
+def test_values_that_recording_does_not_see_read_are_refused_and_recorded_for_no_size(
+    kind: type[Reader], samples: int
+) -> None:
+    model = rewritten(kind(lambda net, x: peak(x)), torch.randn(2, 8, 4), config=FLOAT, check=True).eval()
+    for _ in range(3):
+        with pytest.raises(InputError, match="only values"):
+            model(torch.randn(samples, 8, 4))
+    assert len(list(model._state.variants)) == 1
+
+
+class OfTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(20, 4), nn.Linear(4, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.layer(self.embedding(ids)) * peak(ids)
+
+
+def test_a_recording_for_a_difference_is_compared_on_one_more_call() -> None:
+    """Integers are not changed for a comparison, because few of their values make sense."""
+    net = OfTokens()
+    reference, model = copy.deepcopy(net), rewritten(net, torch.arange(8)[None], config=FLOAT, check=True)
+    with pytest.raises(InputError, match="only values"):
+        model(1 + torch.arange(8)[None])
+    assert torch.equal(model(torch.arange(10)[None]), reference(torch.arange(10)[None]))
+    with pytest.raises(InputError, match="only values"):
+        model(torch.arange(10)[None] // 2)
+
+
+def test_a_model_that_refuses_other_values_is_compared_on_its_own() -> None:
+    def positive(net: Reader, x: Tensor) -> float:
+        if peak(-x) > 1:
+            raise ValueError("takes no negative numbers")
+        return 1.0
+
+    net = Reader(positive)
+    model = rewritten(copy.deepcopy(net), torch.rand(2, 8, 4), config=FLOAT, check=True)
+    assert_equal(net, model, torch.rand(3, 8, 4))
+
+
 def train(model: nn.Module, lengths: tuple[int, ...]) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(5)

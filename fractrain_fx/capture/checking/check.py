@@ -59,11 +59,13 @@ class Mismatch:
         trial: the run.
         cause: the difference, in words.
         names: parameters (or buffers) whose gradients (or values) differ while the outputs agree.
+        failed: whether the graph raised an error.
     """
 
     trial: Trial
     cause: str
     names: tuple[str, ...] = ()
+    failed: bool = False
 
 
 def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True) -> tuple[list[Trial], Batching]:
@@ -126,7 +128,7 @@ def find_mismatch(
     try:
         actual = run(graph)
     except model_errors() as error:  # any error of the graph is a mismatch, because the model ran
-        return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
+        return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}", failed=True)
     found = _differ(trial, expected, actual)
     if found is None:
         return None

@@ -66,12 +66,19 @@ class FloatGraph:
 
 
 def first_difference(
-    model: nn.Module, recorded: RecordedModule, plain: FloatGraph, call: Example, training: bool
+    model: nn.Module,
+    recorded: RecordedModule,
+    plain: FloatGraph,
+    call: Example,
+    training: bool,
+    *,
+    errors_count: bool = True,
 ) -> str | None:
     """The difference between model and graph on a call, with the module that it comes from; ``None`` if they agree.
 
     Both run once, from one seed and without gradients, unless what they compute depends on gradients. Outputs are
     compared, and in training buffers. ``recorded`` has the modules and parameters that the graph ``plain`` names.
+    ``errors_count``: whether it is a difference that only one of them raises an error.
     """
     around = Surroundings.present(training)
     graph = Interpreter(recorded, graph=plain.graph)
@@ -82,13 +89,15 @@ def first_difference(
         try:
             trial = trial_of(snapshot, call, training, backward=False)
         except model_errors() as error:
+            if not errors_count:
+                return None
             try:
                 outcome_of(snapshot, graph, training, call, backward=False)
             except model_errors():
                 return None  # the call itself will say why
             return f"the model fails: {type(error).__name__}: {error}"
         mismatch = find_mismatch(snapshot, graph, trial, _rounding(model))
-        if mismatch is None:
+        if mismatch is None or (mismatch.failed and not errors_count):
             return None
         path = locate(snapshot, recorded, plain.returns, mismatch, plain.graph)
     return f"{mismatch.cause}, first in {path or 'the model'} ({in_words(model.get_submodule(path))})"

@@ -17,7 +17,7 @@ from fractrain_fx.capture.sizes.guards import Guard, InputValues, Size
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import map_tensors, tensors_in
 
-__all__ = ["Form", "Guards", "Shapes", "forms_of", "shapes_of"]
+__all__ = ["Form", "Guards", "Shapes", "SizesWithoutData", "forms_of", "needed", "shapes_of", "without_data"]
 
 Shapes = tuple[torch.Size, ...]
 Form = tuple[tuple[int, ...], torch.dtype]
@@ -55,7 +55,7 @@ class Guards:
     def __init__(self, guards: Iterable[Guard], graph: Graph, values: Iterable[InputValues] = ()) -> None:
         self.values = tuple(values)
         found = tuple(guards)
-        nodes = _needed(graph, {size.node for guard in found for size in guard.expression.sizes})
+        nodes = needed(graph, {size.node for guard in found for size in guard.expression.sizes})
         self._graph, moved = _copied(graph, nodes)
         self.guards = tuple(replace(guard, expression=guard.expression.on(moved)) for guard in found)
         self._placeholders: list[Node] = [node for node in self._graph.nodes if node.op == "placeholder"]
@@ -130,10 +130,10 @@ class Guards:
         return None
 
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
-        run: _Sizes = _SizesWithoutData(owner, self._graph, wanted)
+        run: _Sizes = SizesWithoutData(owner, self._graph, wanted)
         try:
             with Snapshot(model, held=()).preserved(), torch.no_grad():
-                run.run(*map_tensors(list(values), _without_data))
+                run.run(*map_tensors(list(values), without_data))
         except model_errors():  # values decide sizes, or foreign code reads them: this needs a run with data
             if any(x.is_meta for x in tensors_in(values)):
                 return {}
@@ -169,7 +169,7 @@ class _Sizes(Interpreter):
         return value
 
 
-class _SizesWithoutData(_Sizes):
+class SizesWithoutData(_Sizes):
     """The same on the meta device, with parameters and buffers replaced by tensors without data."""
 
     def fetch_attr(self, target: str) -> Any:
@@ -177,7 +177,7 @@ class _SizesWithoutData(_Sizes):
         value = super().fetch_attr(target)
         if not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__"):
             return torch.empty(value.shape, dtype=value.dtype, device="meta")  # another form of a parameter
-        return _without_data(value) if isinstance(value, Tensor) else value
+        return without_data(value) if isinstance(value, Tensor) else value
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module with such parameters; its own are not read or written."""
@@ -188,7 +188,7 @@ class _SizesWithoutData(_Sizes):
             for path, part in module.named_modules()
             for name, x in (*part._parameters.items(), *part._buffers.items())
         )
-        state = {name: _without_data(x) for name, x in places if x is not None}
+        state = {name: without_data(x) for name, x in places if x is not None}
         return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -200,20 +200,21 @@ class _SizesWithoutData(_Sizes):
         return super().call_function(target, args, kwargs)
 
 
-def _without_data(x: Tensor) -> Tensor:
+def without_data(x: Tensor) -> Tensor:
+    """A tensor of the same form on the meta device."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
 
 
-def _needed(graph: Graph, wanted: set[Node]) -> dict[Node, None]:
+def needed(graph: Graph, wanted: set[Node]) -> dict[Node, None]:
     """The wanted nodes, the nodes they are computed from, and the nodes that write to any of these."""
-    needed = computed_from(wanted)
+    found = computed_from(wanted)
     while writers := [
         node
         for node in graph.nodes
-        if node.meta.get("effect") and node not in needed and not needed.keys().isdisjoint(node.all_input_nodes)
+        if node.meta.get("effect") and node not in found and not found.keys().isdisjoint(node.all_input_nodes)
     ]:
-        needed |= computed_from(writers)
-    return needed
+        found |= computed_from(writers)
+    return found
 
 
 def _copied(graph: Graph, nodes: Collection[Node]) -> tuple[Graph, dict[Node, Node]]:

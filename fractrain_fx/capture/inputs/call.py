@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture.compare import equal
 from fractrain_fx.capture.inputs.form import attributes_of, fits, form_of, require_tensors, shown_form
 from fractrain_fx.capture.source import forward_line, in_words
-from fractrain_fx.capture.trees import PLAIN, holds_tensor, items_of, map_tensors, tensors_in
+from fractrain_fx.capture.trees import PLAIN, holds_tensor, is_strided, items_of, map_tensors, tensors_in
 from fractrain_fx.errors import CaptureError, InputError
 
 __all__ = ["Arguments", "CallSpec", "Example", "describe_call"]
@@ -127,6 +127,16 @@ class Example:
             return _copied(x.detach()).requires_grad_(x.requires_grad) if id(x) in inputs else x
 
         return self.spec.example(*map_tensors((self.args, self.kwargs), renew))
+
+    def with_other_values(self) -> Example | None:
+        """The same call with floats of half the size and the other sign; ``None`` if it has none but 0, 1 and masks."""
+        found = [x for x in tensors_in(self.tensors) if x.is_floating_point() and is_strided(x) and not x.is_meta]
+        numbers = {id(x) for x in found if not ((x == 0) | (x == 1) | x.isinf()).all()}
+
+        def change(x: Tensor) -> Tensor:
+            return (-0.5 * x.detach()).requires_grad_(x.requires_grad) if id(x) in numbers else x
+
+        return self.spec.example(*map_tensors((self.args, self.kwargs), change)) if numbers else None
 
     def run(self, model: nn.Module) -> Any:
         """The output of a model for such copies."""

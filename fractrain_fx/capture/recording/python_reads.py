@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.arguments import argument
@@ -32,18 +32,41 @@ from fractrain_fx.capture.source import by_capture, outside_capture
 from fractrain_fx.capture.trees import ValueList, has_mask, tensors_in
 from fractrain_fx.errors import InputError
 
-__all__ = ["PythonReads"]
+__all__ = ["PythonReads", "write_test"]
 
 
-def _require_as_recorded(value: bool | Tensor, recorded: bool, message: str) -> None:
-    """Raise if a test gives another value than when it was recorded: the graph lacks the model's other path."""
+def _require_as_recorded(value: Any, recorded: Any, message: str) -> None:
+    """Raise if code would see another value than when it was recorded: the graph lacks the model's other path.
+
+    ``value``: what it would see, or a tensor whose truth value that is.
+    """
     if isinstance(value, Tensor) and (value.is_meta or torch.compiler.is_compiling()):
         torch._assert_async(value if recorded else torch.logical_not(value), message)
-    elif bool(value) != recorded:
+    elif (bool(value) if isinstance(value, Tensor) else value) != recorded:
         raise InputError(
             f"the values of these inputs let the model take another way than the recorded one ({message}): pass inputs "
-            "of the recorded kind, or move that code into a submodule, which then stays one call"
+            "of the recorded kind, or move that code into a submodule with a forward hook, which then stays one call"
         )
+
+
+def write_test(graph: Graph, guard: Guard) -> None:
+    """Make a graph raise if an expression of sizes of its tensors has another value than when it was recorded."""
+
+    def written(each: Any) -> Any:
+        if isinstance(each, Expression):
+            return made(each.op, *map(written, each.operands))
+        return made(each.read, each.node, each.dim) if isinstance(each, Size) else each
+
+    def made(target: Any, *args: Any) -> Node:
+        op = "call_method" if isinstance(target, str) else "call_function"
+        node = graph.create_node(op, target, args)
+        node.meta.update({key: last.meta[key] for key in ("nn_module_stack", "source")})
+        return node
+
+    last = max(size.node for size in guard.expression.sizes)
+    with graph.inserting_before(last.next):
+        message = f"{guard} when recorded, at {guard.place}"
+        made(_require_as_recorded, written(guard.expression), guard.value, message).meta["effect"] = True
 
 
 @cache

@@ -259,6 +259,10 @@ class Writer:
             return device_type
         return self.once(("type", device), lambda: self.create("call_function", getattr, (device, "type")))
 
+    def tensors(self) -> dict[Node, Tensor]:
+        """The tensor of each node that stands for one."""
+        return {node: x for x in self._alive if isinstance(x, Tensor) for node in self._nodes.get(id(x), ())}
+
     @property
     def last(self) -> Node:
         """The node that was written last."""
