@@ -236,7 +236,7 @@ def test_the_help_fits_on_two_screens_and_every_setting_is_listed_with_an_explan
 def test_plan_and_inspect_agree_on_the_models_own_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for command in ("plan", "inspect"):
-        assert main([command, "timm:resnet10t", "--method", "dfq", "--json"]) == 0
+        assert main([command, "timm:test_resnet", "--method", "dfq", "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[0]["macs"] == found[1]["macs"]
     assert [block["name"] for block in found[0]["blocks"]] == [block["name"] for block in found[1]["blocks"]]
@@ -254,7 +254,7 @@ def test_a_plan_is_for_the_data_that_a_command_names_wherever_it_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def macs(*flags: str) -> int:
-        assert main(["plan", "timm:resnet10t", "--json", *flags]) == 0
+        assert main(["plan", "timm:test_resnet", "--json", *flags]) == 0
         return int(json.loads(capsys.readouterr().out)["macs"])
 
     for name, text in {"data": "data: digits", "method": "method: fractrain"}.items():

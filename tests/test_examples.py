@@ -34,6 +34,7 @@ def test_a_plain_script_needs_one_line_changed_and_four_new_ones_and_the_page_sh
             assert f"\n{mark}{line}\n" in page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["plain", "plain_fractrain"])
 def test_both_scripts_learn(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

@@ -21,7 +21,9 @@ from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build, some_long
 NAMES = [*TIMM, *HUGGING_FACE, *HOME_MADE]
 DEEP = ("swin_tiny_patch4_window7_224", "densenet121", "levit_128s", "resnet50", "vit_tiny_patch16_224")
 WIDE = ("efficientnet_b0", "convnext_atto", "mobilenetv2_100", "bart", "torchvision_resnet18")
-CASES = some_long(NAMES, *DEEP, *WIDE, "llama", "vit", "t5", "test_nfnet")
+LARGE = (*DEEP, *WIDE, "resnet18", "llama", "vit", "t5", "test_nfnet")
+CASES = some_long(NAMES, *LARGE)
+TRAINED = some_long(NAMES, *LARGE, "bert", "mixtral")
 
 
 class Step(NamedTuple):
@@ -73,7 +75,7 @@ def test_method_float_equals_the_original_bit_for_bit(name: str) -> None:
     assert_same(evaluation(rewritten, larger), evaluation(original, larger))
 
 
-@pytest.mark.parametrize("name", some_long(NAMES, *DEEP, *WIDE, "llama", "vit", "t5", "test_nfnet", "mixtral"))
+@pytest.mark.parametrize("name", TRAINED)
 def test_names_ties_class_and_weights_survive_and_the_result_trains_copies_and_reloads(
     name: str, tmp_path: Any
 ) -> None:

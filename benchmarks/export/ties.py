@@ -23,7 +23,8 @@ from fractrain_fx.export.factors import frozen_ops
 from fractrain_fx.export.graph import frozen_graph
 from fractrain_fx.export.onnx import _module_of
 from fractrain_fx.export.rounding import FrozenRounding
-from fractrain_fx.formats.affine.scale import scales
+from fractrain_fx.formats import ValueRange
+from fractrain_fx.formats.affine.scale import levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ class _Compared(nn.Module):
     def __init__(self, rounding: FrozenRounding, theirs: Tensor) -> None:
         super().__init__()
         self.rounding, self.theirs = rounding, theirs
-        self.step = scales(rounding.span, rounding.width)
+        self.step = levels_of(ValueRange(rounding.lo, rounding.span), rounding.width).scale
         self.steps = torch.zeros(())
         self.from_middle = 0.0
 
@@ -172,7 +173,7 @@ class _Moved(nn.Module):
     def __init__(self, rounding: FrozenRounding, seed: int) -> None:
         super().__init__()
         self.rounding, self.seed = rounding, seed
-        self.step = scales(rounding.span, rounding.width)
+        self.step = levels_of(ValueRange(rounding.lo, rounding.span), rounding.width).scale
 
     def forward(self, x: Tensor) -> Tensor:
         """The rounded values, of which one is the next level."""

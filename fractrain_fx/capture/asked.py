@@ -113,12 +113,7 @@ AUTOCAST, AUTOCAST_TYPE = list(_ASK)[2:]
 
 @dataclass(frozen=True)
 class RequiresGrad:
-    """Whether any of these tensors requires a gradient.
-
-    Attributes:
-        names: parameters and buffers.
-        inputs: places among the tensors of the inputs.
-    """
+    """Whether any of these tensors requires a gradient: parameters and buffers by name, inputs by their place."""
 
     names: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
@@ -176,14 +171,7 @@ class BufferShape:
 
 @dataclass(frozen=True)
 class Seen:
-    """A circumstance that the model's code read while it was recorded.
-
-    Attributes:
-        circumstance: the circumstance.
-        value: the value that the code saw.
-        module: path of the module whose code read it.
-        place: the line that read it.
-    """
+    """A circumstance, with its value, that the code of the module at path ``module`` read while it was recorded."""
 
     circumstance: Circumstance
     value: Any

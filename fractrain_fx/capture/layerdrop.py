@@ -36,10 +36,7 @@ def dropped_in_graph(model: nn.Module) -> Iterator[list[str]]:
     """Let the layers of transformers' models be chosen by a tensor instead of by Python code, inside the context.
 
     The distribution of what a training step computes stays as it was. The random numbers do not, because the dropout of
-    a layer that is not used still draws.
-
-    Returns:
-        Notes for the user, one for each stack of layers.
+    a layer that is not used still draws. Gives one note for the user for each stack of layers.
     """
     found = [each for path, module in model.named_modules() for each in _droppable(path, module) if each.rate > 0]
     notes = [

@@ -31,14 +31,9 @@ class Surroundings:
     """How a call is made.
 
     A model is recorded and compared with gradients on, because a graph must be right with gradients. Code that asks for
-    the gradient mode is told that of the call.
-
-    Attributes:
-        mode: the mode (training or not) in which each part keeps the mode that it has when recording begins; in the
-            other one, and in both if ``None``, all parts follow the model.
-        grad: whether gradients are on around the call.
-        inference: whether the call is made in inference mode.
-        left_off: file and line of code that leaves gradients switched off at the end of forward; empty if none does.
+    the gradient mode is told that of the call, ``grad``. In the mode ``mode`` (training or not) each part keeps the
+    mode that it has when recording begins; in the other one, and in both if ``None``, all parts follow the model.
+    ``left_off`` is file and line of code that leaves gradients switched off at the end of forward; empty if none does.
     """
 
     mode: bool | None = None

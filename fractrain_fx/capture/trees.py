@@ -50,11 +50,8 @@ _SILENT |= {"__repr__", "__sizeof__"}
 class ValueList(list[Any]):
     """The result of ``tolist()``. Models pass sizes of parts on, or return values for a log, without reading them.
 
-    Args:
-        items: the values.
-        source: the node that reads them from a tensor.
-        noticed: is called with the code that is about to read the list.
-        written: gives the list's text for the code that asks for it.
+    ``source`` reads the values from a tensor, ``noticed`` is called with code that is about to read the list, and
+    ``written`` gives the list's text for code that asks for it.
     """
 
     def __init__(
@@ -198,11 +195,7 @@ def map_tree(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A copy of ``value`` and the containers and dataclasses in it, with ``change`` applied to their tensors.
-
-    Raises:
-        InputError: a container of tensors cannot be copied.
-    """
+    """A copy of ``value`` and the containers and dataclasses in it, with ``change`` applied to their tensors."""
     if isinstance(value, Tensor):
         return change(value)
     if type(value) in (list, tuple, dict, slice) or hasattr(type(value), "_fields"):

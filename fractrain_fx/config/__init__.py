@@ -18,7 +18,7 @@ from fractrain_fx.config.precision import (
     PrecisionStages,
 )
 from fractrain_fx.config.products import BLOCK_FORMATS, OperandRecipe, ProductRecipe, Recipe
-from fractrain_fx.config.recipes import RECIPES, SCALE_BITS, usual_recipe
+from fractrain_fx.config.recipes import RECIPE_BITS, RECIPES, SCALE_BITS, usual_recipe
 from fractrain_fx.config.run import CODE_BITS, Backend, MemoryFormat, RunConfig
 from fractrain_fx.config.schedule import (
     ByLength,
@@ -40,6 +40,7 @@ __all__ = [
     "FINE_OPTIONS",
     "FULL",
     "RECIPES",
+    "RECIPE_BITS",
     "SCALE_BITS",
     "SKIP",
     "AffineConfig",

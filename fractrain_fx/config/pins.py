@@ -9,32 +9,15 @@ from typing import TYPE_CHECKING, Any
 from fractrain_fx.config.kinds import require_sequence
 from fractrain_fx.config.precision import FLOAT_BITS, Precision, PrecisionStages
 from fractrain_fx.config.products import BLOCK_FORMATS, Recipe
-from fractrain_fx.config.recipes import RECIPES, recipe_of, usual_recipe, widths_of
+from fractrain_fx.config.recipes import RECIPE_BITS, RECIPES, recipe_of, usual_recipe, widths_of
 from fractrain_fx.errors import ConfigError, near
 
 __all__ = ["Pin", "parse_pins"]
 
 _OTHERS = ("affine", "dorefa", "wageubn")
-_HALF = Precision(16, 16)
 
 # The bits that a name alone stands for.
-_USUAL = {
-    "mxfp8": Precision(8, 8),
-    "mxfp4": Precision(4, 4),
-    "nvfp4": Precision(4, 4),
-    "mxfp8-nvfp4": Precision(8, 4),
-    "four-over-six": Precision(4, 4),
-    "tetrajet-v2": Precision(4, 4),
-    "quartet-ii": Precision(4, 4),
-    "halo": Precision(8, 8),
-    "deepseek": Precision(8, 8),
-    "fp8": Precision(8, 8),
-    "jetfire": Precision(8, 8),
-    "int8": Precision(8, 8),
-    "switchback": Precision(8, 8),
-    "bfloat16": _HALF,
-    "float": Precision(FLOAT_BITS, FLOAT_BITS),
-}
+_USUAL = RECIPE_BITS | {"bfloat16": Precision(16, 16), "float": Precision(FLOAT_BITS, FLOAT_BITS)}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RECIPES",
+    "RECIPE_BITS",
     "SCALE_BITS",
     "check_recipe",
     "elements_of",
@@ -121,6 +122,12 @@ that of ``mxfp8`` forward, and the gradients of ``nvfp4`` without its square wei
 product multiplied. Its oscillation reset (OsciReset, of the optimizer) and its channels kept in MXFP8 (OutControl) are
 not part of it. ``quartet-ii`` is that of arXiv 2601.22813, with MS-EDEN in the gradients and four over six forward.
 ``halo`` is HALO-2 in INT8 of arXiv 2501.02625, with transforms of 128 values where the source has whole rows."""
+
+_NARROW = ("mxfp4", "nvfp4", "four-over-six", "tetrajet-v2", "quartet-ii")
+RECIPE_BITS = (
+    dict.fromkeys(RECIPES, Precision(8, 8)) | dict.fromkeys(_NARROW, Precision(4, 4)) | {"mxfp8-nvfp4": Precision(8, 4)}
+)
+"""The bits that the name of a recipe alone stands for."""
 
 _USUAL = {"nvfp4": "nvfp4", "fp8": "fp8", "int": "jetfire"}
 

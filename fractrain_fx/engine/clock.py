@@ -46,10 +46,9 @@ class StageChange:
 
 
 class RunClock:
-    """Counts the optimizer steps and tokens of a run.
+    """Counts the optimizer steps and tokens of a run, in windows of ``every``.
 
-    Args:
-        every: length of a window; ``None``: the schedule sees epochs, and nobody needs to count steps.
+    ``None``: the schedule sees epochs, and nobody needs to count steps.
     """
 
     def __init__(self, every: Amount | None) -> None:
@@ -72,12 +71,7 @@ class RunClock:
         return sums
 
     def batch(self, tokens: int | None, accumulate: int) -> None:
-        """Count a batch of the present optimizer step.
-
-        Raises:
-            RunError: the loop does not say when optimizer steps end.
-            InputError: windows are of tokens, and this batch has no number of tokens.
-        """
+        """Count a batch of the present optimizer step; refused if the loop does not say when steps end."""
         if self.every is None:
             return
         if self._batches >= accumulate:
@@ -100,12 +94,7 @@ class RunClock:
         self._batches = self._open = 0
 
     def end_step(self) -> bool:
-        """Close the optimizer step; returns whether a window ends with it. With tokens it is a collective.
-
-        Raises:
-            RunError: there was no batch since the last step.
-            ConfigError: the step has more tokens than a window.
-        """
+        """Close the optimizer step; returns whether a window ends with it. With tokens it is a collective."""
         if self.every is None:
             self.steps += 1
             return False

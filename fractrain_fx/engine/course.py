@@ -27,13 +27,9 @@ _UNTOLD = (
 
 
 class Course:
-    """The stages of a run.
+    """The stages of a run, by ``schedule`` or else by the one that the configuration names.
 
-    Args:
-        config: names the schedule, and may say how long the run is.
-        levels: the levels of the method.
-        schedule: replaces the schedule that the configuration names.
-        epochs: epochs of the loop, if the configuration does not say them.
+    ``epochs`` are those of the loop, if the configuration does not say them.
     """
 
     def __init__(

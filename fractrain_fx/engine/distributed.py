@@ -73,11 +73,7 @@ def gather_over_ranks(value: _Value) -> list[_Value]:
 
 
 def on_first(act: Callable[[], _Value]) -> _Value:
-    """What ``act`` returns to the first process, or the error that it raises there; a collective.
-
-    Raises:
-        FracTrainError: ``act`` raised it, on every process.
-    """
+    """What ``act`` returns to the first process, or, on every process, the error that it raises there; a collective."""
     if not _together():
         return act()
     outcome: Any = None

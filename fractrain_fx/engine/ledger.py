@@ -23,10 +23,7 @@ _ENDS = 5  # rows at the beginning and at the end of a ledger's table
 class Ledger:
     """The rows of all epochs and their totals, and the sums of the epoch that is open, apart for each stage.
 
-    Args:
-        macs: forward MACs of one sample.
-        uncounted: number of contractions that no formula counts.
-        levels: the level of each stage of the run, as rows have it.
+    ``macs`` are forward MACs of one sample; no formula counts the ``uncounted`` contractions.
     """
 
     def __init__(self, macs: int, uncounted: int = 0, levels: Sequence[str] = ()) -> None:

@@ -24,14 +24,11 @@ _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
 class EpochSums:
     """Means over the samples of an epoch, over all processes.
 
-    Attributes:
-        loss: mean task loss, over labels where the loop counts them; NaN or infinite if that of a step was.
-        weight: samples, or labels, that ``loss`` is the mean over; 0 if there is no loss, which is then NaN.
-        cost_term: mean of the cost term.
-        shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1; empty if no step had a cost.
-        options: for each block, the share of samples that chose each option.
-        samples: samples seen.
-        bad_step: the first step of this process, counted from 1, whose loss was not finite; 0 for none.
+    ``loss`` is the mean task loss, over labels where the loop counts them; NaN or infinite if that of a step was. It is
+    the mean over ``weight`` samples or labels, and NaN if that is 0. ``shares`` has ``cp``, ``cp_total``, ``fw``,
+    ``eb`` and ``gc``, each 0..1; it is empty if no step had a cost. ``options`` has, for each block, the share of
+    samples that chose each option. ``bad_step`` is the first step of this process, counted from 1, whose loss was not
+    finite; 0 for none.
     """
 
     loss: float
@@ -44,11 +41,7 @@ class EpochSums:
 
 
 class EpochMeter:
-    """Adds up loss, cost and choices of the steps of an epoch.
-
-    Args:
-        first: steps of the epoch before the first one that is added.
-    """
+    """Adds up loss, cost and choices of the steps of an epoch; ``first`` steps came before the first that is added."""
 
     def __init__(self, first: int = 0) -> None:
         self.steps = 0
@@ -148,15 +141,9 @@ class EpochMeter:
 
 
 def refuse_bad_step(step: int, stretch: str, model: Any = None) -> None:
-    """Refuse a stretch of steps with a loss that is not finite.
+    """Refuse a stretch of steps, such as ``of epoch 3``, of which ``step`` (from 1) has a loss that is not finite.
 
-    Args:
-        step: the first step with such a loss, counted from 1; 0 if there is none.
-        stretch: the steps in words, such as ``of epoch 3``.
-        model: if it is watched, the message names the op that was first out.
-
-    Raises:
-        NonFiniteLossError: ``step`` is not 0.
+    0 stands for no such step. If the model is watched, the message names the op that was first out.
     """
     if step:
         raise NonFiniteLossError(

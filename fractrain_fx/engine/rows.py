@@ -102,12 +102,7 @@ def turning_rows(rows: Iterable[EpochRow]) -> list[EpochRow]:
 
 
 def stages_text(rows: Iterable[EpochRow], levels: Sequence[str]) -> str:
-    """The stages that a run had, each with its share of the samples.
-
-    Args:
-        rows: its epochs.
-        levels: the level of each stage.
-    """
+    """The stages that a run had, each with its share of the samples."""
     pure = pure_rows(rows)
     samples = [sum(row.samples for row in pure if row.stage == stage) for stage in range(len(levels))]
     had = [

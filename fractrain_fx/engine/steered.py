@@ -101,13 +101,10 @@ def show_level(level: Level | str) -> str:
 
 
 def steered_model(model: Any, asked_by: str = "Engine") -> SteeredModel:
-    """The rewritten model itself, or inside its wrappers.
+    """The rewritten model itself, or inside its wrappers; without one, the error names who asked.
 
-    These are ``torch.compile`` (``_orig_mod``), data-parallel ones (``module``), and the model that transformers'
+    Wrappers are ``torch.compile`` (``_orig_mod``), data-parallel ones (``module``), and the model that transformers'
     Trainer shows (``_frac_model``).
-
-    Raises:
-        InputError: there is none; the message names who asked.
     """
     while not hasattr(type(model), "set_precision"):
         inner = getattr(model, "__dict__", {}).get("_frac_model")
@@ -125,9 +122,7 @@ def steered_model(model: Any, asked_by: str = "Engine") -> SteeredModel:
 def note_steered(model: SteeredModel, run: Run | None = None) -> None:
     """Note that an engine was made for a model, or is made when training begins.
 
-    Args:
-        model: the model.
-        run: the engine's course and ledger, which hold no reference to the model.
+    ``run`` has the engine's course and ledger, which hold no reference to the model.
     """
     _STEERED[model] = run
 

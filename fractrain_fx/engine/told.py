@@ -138,12 +138,7 @@ def refuse_mean(loss: float, epoch: int) -> None:
 
 
 def check_batch(loss: Any, mean: Any, weight: Any, tokens: Any, labels: Any) -> Tensor:
-    """Check the arguments of ``Engine.loss``; returns the loss without dimensions.
-
-    Raises:
-        InputError: ``loss`` is not a tensor of one number, ``mean`` is not one either, ``weight`` is not a finite
-            number above 0, ``tokens`` is not a whole number from 0 on, or ``labels`` is not a tensor of one number.
-    """
+    """Check the arguments of ``Engine.loss``; returns the loss without dimensions."""
     if not isinstance(loss, Tensor):
         raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(loss).__name__}")
     if mean is not None and not (isinstance(mean, Tensor) and mean.numel() == 1):
@@ -170,11 +165,7 @@ def check_batch(loss: Any, mean: Any, weight: Any, tokens: Any, labels: Any) -> 
 
 
 def require_batches(accumulate: Any) -> int:
-    """The batches of an optimizer step.
-
-    Raises:
-        ConfigError: not a whole number from 1 on.
-    """
+    """The batches of an optimizer step, a whole number from 1 on."""
     if not _is_a(Integral, accumulate) or accumulate < 1:
         raise ConfigError(
             f"accumulate={_shown(accumulate)} must be a whole number of batches for an optimizer step, at least 1"
@@ -183,12 +174,7 @@ def require_batches(accumulate: Any) -> int:
 
 
 def require_number(mean_loss: Any, every: Amount | None) -> float | None:
-    """The loss that ``Engine.end_epoch`` is given, if any.
-
-    Raises:
-        InputError: neither a number nor a tensor of one.
-        ConfigError: stages change by ``every``.
-    """
+    """The loss that ``Engine.end_epoch`` is given, if any; refused where stages change by ``every``."""
     if mean_loss is None:
         return None
     if every is not None:

@@ -56,10 +56,8 @@ class _Mark:
 class LoopWatch:
     """Follows a training loop from its first step until the end of an epoch that was enough to judge it.
 
-    Args:
-        model: has the trained parameters.
-        active: whether to check anything besides that backward reaches the cost term.
-        unscaled: whether the loss must not be multiplied before backward.
+    If not ``active``, it checks only that backward reaches the cost term. ``unscaled``: the loss must not be multiplied
+    before backward.
     """
 
     def __init__(self, model: Any, active: bool = True, unscaled: bool = False) -> None:
@@ -78,11 +76,7 @@ class LoopWatch:
     def batch(self, cp: Tensor) -> None:
         """Call before each loss. Raises or warns once the loop is known to go wrong.
 
-        Args:
-            cp: of the model's last run; every run has a tensor of its own.
-
-        Raises:
-            CostTermError: optimizer steps changed the model, and backward never reached a cost term.
+        ``cp`` is of the model's last run; every run has a tensor of its own.
         """
         if not self._active or torch.compiler.is_compiling():
             return
@@ -131,11 +125,7 @@ class LoopWatch:
         return unpaid
 
     def end_epoch(self) -> None:
-        """Judge the loop.
-
-        Raises:
-            CostTermError: backward never reached a cost term, or no gate moves.
-        """
+        """Judge the loop: backward must have reached a cost term, and the gates must move."""
         if not self._active or self._marks is None:
             return
         self._epochs += 1

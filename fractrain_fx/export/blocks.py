@@ -11,7 +11,9 @@ from fractrain_fx.errors import ExportError
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.formats.microscaling import block_format
 
-__all__ = ["BlockScales", "block_of", "require_held"]
+__all__ = ["WAY_OUT", "BlockScales", "block_of", "require_held"]
+
+WAY_OUT = "leave it float with Pin({name!r}, format='float'), or export format='onnx'"
 
 _GROUPS = {"mx": 32, "nvfp4": 16}
 
@@ -30,13 +32,13 @@ class BlockScales(NamedTuple):
     of_tensor: Tensor
 
 
-def require_held(op: FrozenOp, factor: FrozenFactor, target: str, way_out: str) -> None:
+def require_held(op: FrozenOp, factor: FrozenFactor, target: str) -> None:
     """Check that other libraries hold the values of a factor: integers of a byte, or blocks that are rounded alike.
 
     Raises:
         ExportError: they do not.
     """
-    fmt, name = block_format(factor.fmt), factor.fmt.name
+    fmt, name, way_out = block_format(factor.fmt), factor.fmt.name, WAY_OUT.format(name=op.name)
     if name == "affine":
         if factor.bits > 8:
             raise ExportError(

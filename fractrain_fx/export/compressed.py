@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture import call_of
 from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.errors import ExportError
-from fractrain_fx.export.blocks import block_of, require_held
+from fractrain_fx.export.blocks import WAY_OUT, block_of, require_held
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.export.layers import (
     attention_names,
@@ -26,14 +26,13 @@ from fractrain_fx.export.layers import (
     with_rounded_layers,
 )
 from fractrain_fx.export.write import Request
-from fractrain_fx.formats.affine.scale import scales
+from fractrain_fx.formats.affine.scale import levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["check", "write"]
 
-_WAY_OUT = "leave it float with Pin({name!r}, format='float'), or export format='onnx'"
 _ATTENTION = (
     "the products of attention stay float, because compressed-tensors has only layers: {names}. FracConfig("
     "attention='float') trains them so"
@@ -68,11 +67,11 @@ def check(request: Request) -> None:
     require_all_blocks(request.skipped, "a model of transformers runs all blocks")
     linear, attention = linear_layers(request.original, request.ops), attentions(request.ops)
     named = {*(op.name for op in linear.values()), *attention_names(attention)}
-    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {_WAY_OUT}")
+    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {WAY_OUT}")
     for op in rounded_linear_layers(request.original, request.ops).values():
         for factor in op.factors:
             if factor.is_rounded:
-                require_held(op, factor, "compressed-tensors", _WAY_OUT.format(name=op.name))
+                require_held(op, factor, "compressed-tensors")
         if _kind(op) == "nvfp4" and not request.batches:
             raise ExportError(
                 f"{op.name} is rounded in format 'nvfp4', whose activations compressed-tensors gives a fixed tensor "
@@ -194,11 +193,9 @@ def _numbers(op: FrozenOp, request: Request, input_scale: Tensor | None) -> dict
 def _affine(name: str, factor: FrozenFactor, *, symmetric: bool) -> dict[str, Tensor]:
     """Scale and zero point for codes from ``-2^(bits - 1)``."""
     assert factor.within is not None
-    lo, span, _ = factor.within
-    scale = scales(span, factor.bits)
-    if symmetric:
-        return {f"{name}_scale": scale}
-    return {f"{name}_scale": scale, f"{name}_zero_point": -lo / scale - 2 ** (factor.bits - 1)}
+    levels = levels_of(factor.within, factor.bits)
+    zero = {} if symmetric else {f"{name}_zero_point": levels.zero - 2 ** (factor.bits - 1)}
+    return {f"{name}_scale": levels.scale, **zero}
 
 
 @torch.no_grad()

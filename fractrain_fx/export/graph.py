@@ -1,4 +1,4 @@
-"""The evaluation graph by itself: frozen roundings in place of quantizers, without gates, gradients and costs."""
+"""What is deployed: the original with rounded layers, or the evaluation graph without gates, gradients and costs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.errors import InputError
 from fractrain_fx.execution.arithmetic import Arithmetic, Bound
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
+from fractrain_fx.export.layers import attention_names, attentions, layers, with_rounded_layers
 from fractrain_fx.nn.quantizers import picked
 from fractrain_fx.passes import facts
 from fractrain_fx.passes.graph.branches import is_sum
 from fractrain_fx.passes.graph.contractions import contraction, set_operand
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["DeployedGraph", "ModuleOf", "frozen_graph", "plain_module"]
+__all__ = ["DeployedGraph", "ModuleOf", "deploy", "frozen_graph", "plain_module"]
 
 ModuleOf = Callable[[FrozenFactor], nn.Module]
 """Makes the module that stands for a factor: from its values to the rounded ones, or for a weight from nothing."""
@@ -218,3 +220,27 @@ class DeployedGraph(nn.Module):
                     "a model that was recorded with such inputs (fractrainify(..., example_inputs=...))"
                 )
         return self.graph(*values)
+
+
+def deploy(original: nn.Module, recording: Recording, ops: Sequence[FrozenOp], skipped: Collection[str]) -> nn.Module:
+    """The original class with rounded layers, if that covers all products, else the evaluation graph.
+
+    A model of Hugging Face's always keeps its class, so that ``generate`` works; its products that stay float are named
+    in ``float_products``.
+
+    Args:
+        original: the model that was recorded.
+        recording: with its shown graphs.
+        ops: its rounded products.
+        skipped: blocks that every sample skips.
+    """
+    found, attention = layers(original, ops), attentions(ops)
+    names = {*(op.name for op in found.values()), *attention_names(attention)}
+    left = tuple(op.name for op in ops if op.name not in names)
+    if skipped or (left and not is_hugging_face(original)):
+        made: Any = DeployedGraph(frozen_graph(original, recording.eval, ops, skipped=skipped), recording).eval()
+        left = ()
+    else:
+        made = with_rounded_layers(original, found, attention)
+    made.float_products = left
+    return made  # type: ignore[no-any-return]

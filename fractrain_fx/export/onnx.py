@@ -121,10 +121,10 @@ class _QuantizedActivation(nn.Module):
     def __init__(self, factor: FrozenFactor) -> None:
         super().__init__()
         assert factor.within is not None
-        levels = Levels.of(factor.within, factor.bits)
+        levels, (lo, span, _) = Levels.of(factor.within, factor.bits), factor.within
         # Codes of few bits lie in a byte, which saturates later. ONNX has a type of 4 bits, but onnxruntime 1.32 fails
         # to load a ReLU6 before it.
-        self.ends = _ends(factor) if factor.bits < _MOST_BITS else None
+        self.ends = (float(lo), float(lo + span)) if factor.bits < _MOST_BITS else None
         self.register_buffer("scale", levels.scale.float().clone())
         self.register_buffer("zero_point", torch.tensor(levels.zero_point, dtype=torch.uint8))
         self.register_buffer("offset", None if levels.offset is None else levels.offset.float())
@@ -139,13 +139,6 @@ class _QuantizedActivation(nn.Module):
         codes = torch.onnx.ops.symbolic("QuantizeLinear", (x, self.scale, self.zero_point), dtype=torch.uint8, **how)
         x = torch.onnx.ops.symbolic("DequantizeLinear", (codes, self.scale, self.zero_point), dtype=x.dtype, **how)
         return x if offset is None else x + offset
-
-
-def _ends(factor: FrozenFactor) -> tuple[float, float]:
-    """The ends of the range."""
-    assert factor.within is not None
-    lo, span, _ = factor.within
-    return float(lo), float(lo + span)
 
 
 class CodedLayerWeight(nn.Module):

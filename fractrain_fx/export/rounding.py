@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.errors import ExportError
 from fractrain_fx.formats import Format, Operand, ValueRange
-from fractrain_fx.formats.affine.scale import SMALLEST_SCALE, scales
+from fractrain_fx.formats.affine.scale import levels_of
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.full_precision import FullPrecision
 
@@ -89,11 +89,9 @@ class Levels:
     @classmethod
     def of(cls, within: ValueRange, bits: int) -> Levels:
         """The levels of format ``affine`` in a range."""
-        scale = scales(within.span, bits)
-        real = -within.lo / scale
-        zero = real.round().clamp(0, 2**bits - 1)
-        away = zero - real
-        return cls(scale, int(zero), scale * away if float(away.abs()) > _NEAR else None)
+        levels = levels_of(within, bits)
+        away = levels.zero_level - levels.zero
+        return cls(levels.scale, int(levels.zero_level), levels.scale * away if float(away.abs()) > _NEAR else None)
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,11 @@ class CodedWeight:
     @classmethod
     def of(cls, rounded: Float[Tensor, "*dims"], within: ValueRange, bits: int) -> CodedWeight:
         """The codes of a weight that was rounded in a range."""
-        scale, half = scales(within.span, bits), 2 ** (bits - 1)
-        codes = ((rounded - within.lo) / scale).round().clamp(0, 2**bits - 1) - half
-        center = within.lo + scale * half
-        near = bool((center.abs() <= _NEAR * scale).all())
-        return cls(codes.to(torch.int8), scale, None if near else center, bits)
+        levels, half = levels_of(within, bits), 2 ** (bits - 1)
+        center = levels.values(torch.full_like(levels.scale, half))
+        near = bool((center.abs() <= _NEAR * levels.scale).all())
+        codes = (levels.nearest(rounded) - half).to(torch.int8)
+        return cls(codes, levels.scale, None if near else center, bits)
 
     def times(self, factor: Float[Tensor, "*ends"]) -> CodedWeight:
         """The weight after each channel is multiplied by a number."""
@@ -139,7 +137,7 @@ def integer_range(within: ValueRange, bits: int, *, weight: bool) -> ValueRange:
     lo = within.lo.clamp(max=0)
     hi = (within.lo + within.span).clamp(min=0)
     if weight:
-        scale = (torch.maximum(-lo, hi) / (2 ** (bits - 1) - 1)).clamp(min=SMALLEST_SCALE)
+        scale = levels_of(ValueRange(lo, torch.maximum(-lo, hi)), bits - 1).scale
         return ValueRange(-scale * 2 ** (bits - 1), scale * (2**bits - 1))
-    scale = scales(hi - lo, bits)
-    return ValueRange(-scale * (-lo / scale).round(), scale * (2**bits - 1))
+    levels = levels_of(ValueRange(lo, hi - lo), bits)
+    return ValueRange(-levels.scale * levels.zero.round(), levels.scale * levels.highest)

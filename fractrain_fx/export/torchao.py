@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fractrain_fx.errors import ExportError
-from fractrain_fx.export.blocks import block_of, require_held
+from fractrain_fx.export.blocks import WAY_OUT, block_of, require_held
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.export.layers import (
     attention_names,
@@ -27,7 +27,6 @@ __all__ = ["STATE", "check", "write"]
 
 STATE = "model.pt"
 
-_WAY_OUT = "leave it float with Pin({name!r}, format='float'), or export format='onnx'"
 _ACTIVATIONS = (
     "activations{which} are not rounded, because torchao's fixed ranges are for activations of 8 bits beside weights "
     "with levels evenly around 0 (levels='integer'); weights are the same"
@@ -48,19 +47,19 @@ def check(request: Request) -> None:
     require_all_blocks(request.skipped, "a state has no place for that")
     found = rounded_linear_layers(request.original, request.ops)
     named = {*(op.name for op in found.values()), *attention_names(attentions(request.ops))}
-    require_linear(request.original, request.ops, named, f"torchao's tensor classes multiply no others: {_WAY_OUT}")
+    require_linear(request.original, request.ops, named, f"torchao's tensor classes multiply no others: {WAY_OUT}")
     for op in found.values():
         weight, given = op.weight, op.activation
         assert weight is not None and given is not None
         # Activations beside a weight of format 'affine' may stay as they are, with a note.
         for each in (weight,) if weight.fmt.name == "affine" else (weight, given):
             if not each.is_rounded:
-                raise ExportError(f"{op.name} rounds one factor only: {_WAY_OUT.format(name=op.name)}")
-            require_held(op, each, "torchao", _WAY_OUT.format(name=op.name))
+                raise ExportError(f"{op.name} rounds one factor only: {WAY_OUT.format(name=op.name)}")
+            require_held(op, each, "torchao")
         if weight.value is not None and weight.value.dtype == torch.float64:
             raise ExportError(
                 f"{op.name} computes in float64, which torchao's tensor classes do not: train weights in float32, or "
-                f"{_WAY_OUT.format(name=op.name)}"
+                f"{WAY_OUT.format(name=op.name)}"
             )
 
 
@@ -100,7 +99,7 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
         raise ExportError(
             f"{latest[0]} cannot be multiplied by torchao's {type(state[f'{latest[0]}.weight']).__name__} "
             f"({type(error).__name__}: {error}), which takes no input with gaps in memory, for example: "
-            f"{_WAY_OUT.format(name=latest[0])}"
+            f"{WAY_OUT.format(name=latest[0])}"
         ) from error
 
 

@@ -60,12 +60,9 @@ class Layer:
 class Tilings:
     """The tilings whose tiles fit the SRAMs.
 
-    Attributes:
-        size: samples (``b``), output side (``o``) and channels (``ic``, ``oc``) of a tile.
-        number: tiles along each of these loops.
-        bits: bits of a tile of each tensor.
-        count: number of all tiles.
-        compute: cycles of the whole layer in which the array computes.
+    ``size`` has samples (``b``), output side (``o``) and channels (``ic``, ``oc``) of a tile, ``number`` the tiles
+    along each of these loops, ``bits`` the bits of a tile of each tensor. ``count`` is the number of all tiles,
+    ``compute`` the cycles of the whole layer in which the array computes.
     """
 
     size: dict[str, Ints]

@@ -27,11 +27,7 @@ MACHINES: dict[str, str] = {
 
 
 def find_machine(name: str | Machine) -> Machine:
-    """A machine by its name, or the machine itself; ``cpu`` is measured, which takes about a second.
-
-    Raises:
-        ConfigError: there is no machine of that name, or something else was given.
-    """
+    """A machine by its name, or the machine itself; ``cpu`` is measured, which takes about a second."""
     if not isinstance(name, str):
         if isinstance(name, type) or not callable(getattr(name, "step", None)):
             raise ConfigError(

@@ -29,16 +29,11 @@ _Level = tuple[str, bool, dict[str, tuple[Choice]]]
 class PlannedStep:
     """One row of a plan on a machine.
 
-    Attributes:
-        machine: name of the machine.
-        batch: samples of the step.
-        precision: what steered ops run at, as text; a float type for the rows to compare with.
-        native: whether the machine has units of just these widths.
-        seconds, joules: of the step; ``None`` joules if no figure for energy is known.
-        float32: seconds of the same work in float32; ``None`` if no op that the method steers has a price.
-        bounds: shares (0..1) of the time by what bounds it.
-        slowest: the ops that take longest, with their shares of the time and what bounds them.
-        unpriced: names of work without a price on the machine.
+    ``precision`` is what steered ops run at, as text, or a float type in the rows to compare with; ``native`` tells
+    whether the machine has units of just these widths. ``joules`` is ``None`` if no figure for energy is known.
+    ``float32`` is the seconds of the same work in float32; ``None`` if no op that the method steers has a price.
+    ``bounds`` has shares (0..1) of the time by what bounds it, ``slowest`` the ops that take longest, with their shares
+    of the time and what bounds them. ``unpriced`` is work without a price on the machine.
     """
 
     machine: str
@@ -57,12 +52,7 @@ def plan_steps(model: FracModel, machine: Machine, batch: int) -> list[PlannedSt
     """The steps of a model in float, and at each option or stage of its method if all samples took that one.
 
     Ops that stay float, norms, activation functions and sums are in bfloat16 if a roofline has it (as under autocast).
-    The rounding of gates and the gates themselves are not priced.
-
-    Args:
-        model: a rewritten or planned model.
-        machine: the machine.
-        batch: samples of the step.
+    The rounding of gates and the gates themselves are not priced. ``model`` is rewritten or planned.
     """
     ops = costed(model.graph_module, model.frac_config)
     work: list[Work] = [*(op for op, _ in ops), *traffic_of(model._state.recording.train)]

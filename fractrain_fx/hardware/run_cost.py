@@ -60,11 +60,8 @@ class Entry(NamedTuple):
 class RunCost:
     """Sums over a run, by path, op, block and stage.
 
-    Attributes:
-        entries: one for each op and stage.
-        samples: training samples.
-        unpriced: ops without a price on the machine (such as recurrent layers): their MACs are counted if there is a
-            formula, their time and energy are not.
+    ``unpriced`` ops have no price on the machine (such as recurrent layers): their MACs are counted if there is a
+    formula, their time and energy are not.
     """
 
     entries: tuple[Entry, ...]

@@ -32,16 +32,12 @@ PRICED = tuple(name for name in MACHINES if name != "cpu")
 class MachineRun:
     """The forward and backward passes of a run's training on a machine, without optimizer, gates and evaluation.
 
-    Attributes:
-        machine: name of the machine.
-        seconds: of the whole run; ``None`` if the machine has no price for any op that the method steers.
-        joules: of the whole run; ``None`` in the same case, and if no figure for energy is known.
-        float32, bfloat16: seconds of the same steps in these types, nothing skipped; ``None`` without the type.
-        float32_joules, bfloat16_joules: their energy.
-        bounds: shares (0..1) of ``seconds`` by what bounds them.
-        wider: precisions of the run that the machine has no units for, and computes in a wider type.
-        unpriced: contractions without a price on the machine, in no number here.
-        contractions_only: whether the machine has no price for norms, activation functions and sums.
+    ``seconds`` and ``joules`` are of the whole run; ``None`` if the machine has no price for any op that the method
+    steers, and joules also if no figure for energy is known. ``float32`` and ``bfloat16`` are seconds of the same steps
+    in these types, nothing skipped; ``None`` without the type. ``bounds`` has shares (0..1) of ``seconds`` by what
+    bounds them. For the precisions ``wider`` the machine has no units, and computes in a wider type. Contractions that
+    are ``unpriced`` are in no number here; ``contractions_only`` tells that the machine has no price for norms,
+    activation functions and sums.
     """
 
     machine: str
@@ -68,12 +64,7 @@ def price_run(
     """Price a ledger's epochs on several machines; empty without an epoch.
 
     What stays float is in bfloat16 if the machine has it, as in ``plan``; a run of ``method="float"`` is in float32.
-
-    Args:
-        model: the rewritten model that was trained.
-        rows: the ledger's rows.
-        batch: samples of a training step.
-        machines: names or objects.
+    ``batch`` is the number of samples of a training step.
     """
     stages = list(by_stage(rows).values())
     run = _Run(model, stages, batch) if stages else None

@@ -11,11 +11,7 @@ __all__ = ["model_in"]
 
 
 def model_in(module: nn.Module) -> FracModel:
-    """The one ``FracModel`` that a module holds, at any depth.
-
-    Raises:
-        ConfigError: it holds none, or several.
-    """
+    """The one ``FracModel`` that a module holds, at any depth; none and several are refused."""
     found = [each for each in module.modules() if isinstance(each, FracModel)]
     if len(found) == 1:
         return found[0]

@@ -85,8 +85,7 @@ class _Face:
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a checkpoint of Trainer, in which safetensors keeps tied parameters once.
 
-        Raises:
-            RunError: the model of the checkpoint was not rewritten, so its optimizer has no gates.
+        The optimizer of a model that was not rewritten has no gates, so its checkpoint is refused.
         """
         model: FracModel = self.__dict__["_frac_model"]
         if not any(name.startswith(f"{NAMESPACE}.") for name in state_dict) and NAMESPACE in model._modules:
@@ -126,10 +125,8 @@ class _Face:
 def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, Labels | None], Tensor] | None = None) -> nn.Module:
     """The model to pass to ``Trainer``; it has the parameters, names and checkpoints of ``model``.
 
-    Args:
-        model: a rewritten model.
-        add_cost: called in training with the loss, the batch's mean loss and, if the loss already is the batch's share
-            of the step's loss, the batch's labels; returns the loss with the cost term.
+    ``add_cost`` is called in training with the loss, the batch's mean loss and, if the loss already is the batch's
+    share of the step's loss, the batch's labels; it returns the loss with the cost term.
     """
     original = model._state.original
     kind = type(original)

@@ -25,11 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def refuse_fsdp(args: TrainingArguments | None) -> None:
-    """Check that Trainer is not to shard the model.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Check that Trainer is not to shard the model."""
     if getattr(args, "fsdp", None):
         raise ConfigError(
             "TrainingArguments(fsdp=...) gathers the weights of a layer when the layer is called, and a rewritten "

@@ -20,11 +20,7 @@ def waits_for_length(model: FracModel) -> bool:
 
 
 def check_stage_steps(stage_steps: int | None, every: Amount | None = None) -> None:
-    """Check the optimizer steps of an epoch of the ledger, if they are given.
-
-    Raises:
-        ConfigError: they are less than 1, or the ``every`` of the model's schedule also says when the stage may change.
-    """
+    """Check the optimizer steps of an epoch of the ledger: at least 1, and not given beside a schedule's ``every``."""
     if stage_steps is None:
         return
     if stage_steps < 1:
@@ -37,16 +33,10 @@ def check_stage_steps(stage_steps: int | None, every: Amount | None = None) -> N
 
 
 def engine_for(model: FracModel, *, stage_steps: int | None, epochs: int | None, steps: int | None) -> Engine:
-    """The engine of a model in a loop of known length.
+    """The engine of a model in a loop of known length; a length in the model's configuration divides the run.
 
-    Args:
-        model: the rewritten model. A length in its configuration divides the run.
-        stage_steps: optimizer steps of an epoch of the ledger; ``None``: they are the loop's epochs.
-        epochs: epochs of the loop; ``None`` if it has no fixed number.
-        steps: optimizer steps of the loop, or ``None``.
-
-    Raises:
-        ConfigError: the schedule divides the run, and neither configuration nor loop say how long it is in its unit.
+    ``stage_steps`` are optimizer steps of an epoch of the ledger; by default these are the loop's epochs. ``epochs`` is
+    ``None`` if the loop has no fixed number.
     """
     every = model.frac_config.schedule.every
     if not waits_for_length(model):

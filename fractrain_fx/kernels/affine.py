@@ -63,17 +63,9 @@ def round_compiled(
     Only the noise differs: it is a hash, as in compiled graphs, because reading noise from memory takes longer than all
     the rest.
 
-    Args:
-        x: values.
-        bits: one width, or widths that broadcast against ``x``.
-        within: the range, one for all values or one for each channel.
-        stochastic: add noise before rounding.
-        seed: the noise's seed.
-        out: memory for the result; may be ``x``.
-
-    Returns:
-        The result; ``x`` itself if nothing is rounded; ``None`` if the range is not finite or differences in it may
-        overflow.
+    ``bits`` is one width, or widths that broadcast against ``x``; ``within`` is one range for all values or one for
+    each channel; ``out`` may be ``x``. The result is ``x`` itself if nothing is rounded, and ``None`` if the range is
+    not finite or differences in it may overflow.
     """
     out = torch.empty_like(x) if out is None else out
     number = noise_number(stochastic, seed)
@@ -90,16 +82,10 @@ def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, 
 
 
 def coded_compiled(x: Tensor, bits: Tensor, within: ValueRange) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Signed one-byte codes with their scales and zeros, in one call.
+    """Signed one-byte codes of the shape of ``x`` with flat scales and zeros, in one call.
 
-    Args:
-        x: values.
-        bits: as :func:`round_compiled` takes them.
-        within: the range, one for all values or one for each channel.
-
-    Returns:
-        Codes of the shape of ``x``, and flat scales and zeros, one for each entry of ``bits`` or of the range. ``None``
-        if the range is not finite or differences in it may overflow.
+    There is a scale and a zero for each entry of ``bits`` or of the range (as :func:`round_compiled` takes them). The
+    result is ``None`` if the range is not finite or differences in it may overflow.
     """
     done, *coded = kernels().coded_operand(x, bits, *within)
     return None if done == _REFUSED else tuple(coded)
@@ -110,14 +96,8 @@ def coded_gradient_compiled(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The codes, scales and zeros of a gradient, rounded with noise in its own range.
 
-    Values of 0 bits become 0, with scale and zero 0.
-
-    Args:
-        g: values.
-        bits: as :func:`round_compiled` takes them.
-        seed: the noise's seed.
-        dtype: type of the codes, int8 or int16.
-        values: memory for the rounded values, if they are wanted.
+    Values of 0 bits become 0, with scale and zero 0. Codes are int8 or int16; ``values`` is memory for the rounded
+    values, if they are wanted.
     """
     done, *coded = kernels().coded_gradient(g, bits, noise_number(True, seed), dtype == torch.int16, values=values)
     return None if done == _REFUSED else tuple(coded)
@@ -126,7 +106,7 @@ def coded_gradient_compiled(
 def gains_compiled(
     x: Tensor, g: Tensor, bits: Sequence[int], within: ValueRange, *, squared: bool = False, twice: bool = False
 ) -> Tensor:
-    """``gate_gradient.affine_gains`` by the C++ kernel; ``twice``: the values are bfloat16 numbers, held in float32."""
+    """The format's ``activation_gains`` by the C++ kernel; ``twice``: values are bfloat16 numbers, held in float32."""
     gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
     found: Tensor = gains(x, g, bits, *within, twice, squared)
     return found

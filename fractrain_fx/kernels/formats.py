@@ -38,13 +38,7 @@ __all__ = ["AffineByKernels", "MicroscalingByKernels", "format_by_kernels"]
 
 
 def format_by_kernels(config: FracConfig, name: str, recipe: Recipe | None = None) -> Format:
-    """The format of a name in a model, by the kernels that the model's backend stands for, if it has any.
-
-    Args:
-        config: the model's configuration.
-        name: as :func:`fractrain_fx.formats.get_format` takes it.
-        recipe: how a block format rounds the operands of each product.
-    """
+    """The format of a name in a model, by the kernels that the model's backend stands for, if it has any."""
     devices = kernel_devices(config)
     if name == "affine" and not config.affine.per_product and devices:
         return AffineByKernels(config.affine, devices)
@@ -56,9 +50,7 @@ def format_by_kernels(config: FracConfig, name: str, recipe: Recipe | None = Non
 class AffineByKernels(AffineFormat):
     """The affine format: in C++ the formula's numbers with noise that is a hash, in Triton those of plain operations.
 
-    Args:
-        affine: as :class:`~fractrain_fx.formats.AffineFormat` takes it.
-        kernels: types of the devices whose kernels may be called.
+    ``kernels`` are the types of the devices whose kernels may be called.
     """
 
     def __init__(self, affine: AffineConfig = AffineConfig(), kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
@@ -165,9 +157,7 @@ class AffineByKernels(AffineFormat):
 class MicroscalingByKernels(MicroscalingFormat):
     """The block formats: by C++ where one width holds for all values, in compiled graphs too; by Triton in eager mode.
 
-    Args:
-        recipe: how the operands of each product are rounded.
-        kernels: types of the devices whose kernels may be called.
+    ``kernels`` are the types of the devices whose kernels may be called.
     """
 
     def __init__(self, recipe: Recipe, kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:

@@ -49,18 +49,7 @@ def round_in_graph(
 ) -> Tensor:
     """Round like :func:`~fractrain_fx.kernels.microscaling.round_blocks_compiled`, or as 0, 16 or 32 bits say.
 
-    Args:
-        x: values that :func:`has_ops`.
-        bits: the width.
-        elements: that of each width.
-        cuts: one, or two of equal size for square blocks.
-        scale: type of the blocks' scale.
-        stochastic: add noise before rounding.
-        seed: of that noise; without one it is drawn from torch's default generator.
-        matrices: store the result as products of matrices read it.
-
-    Raises:
-        InputError: a width without an element, when the graph runs.
+    ``x`` must satisfy :func:`has_ops`. A width without an element is refused when the graph runs.
     """
     numbers = [float(number) for grid in elements.values() for number in grid]
     first, second = cuts[0].dims, cuts[1].dims if len(cuts) > 1 else ()
@@ -72,12 +61,7 @@ def round_in_graph(
 def rotate_in_graph(x: Tensor, bits: Sequence[Tensor], dim: int, width: int, seed: Tensor) -> Tensor:
     """:func:`~fractrain_fx.formats.microscaling.hadamard.rotate`, where one of a product's operands has few bits.
 
-    Args:
-        x: one of both, whose values :func:`has_ops`.
-        bits: of both.
-        dim: along which it is transformed.
-        width: of the transform.
-        seed: of its signs.
+    ``bits`` are those of both operands; ``x`` is one of them and must satisfy :func:`has_ops`.
     """
     found: Tensor = _rotate(x, bits, dim, width, seed)
     return found

@@ -48,19 +48,12 @@ def round_blocks_compiled(
     seed: Tensor | None = None,
     matrices: bool = False,
 ) -> Tensor:
-    """Round like :func:`~fractrain_fx.formats.microscaling.round_blocks`, bit for bit.
+    """Round values that satisfy :func:`has_kernels` like :func:`~fractrain_fx.formats.microscaling.round_blocks`.
 
-    Only the noise differs: it is a hash of a value's place in the result's memory.
-
-    Args:
-        x: values that :func:`has_kernels`.
-        grid: of the element, in numbers.
-        cuts: one, or two of equal size for square blocks.
-        scale: type of the blocks' scale.
-        stochastic: add noise before rounding.
-        seed: of that noise; without one it is drawn from torch's default generator.
-        matrices: store the result as matrices of the last two dimensions one after the other, as products read them;
-            otherwise in the order of ``x`` in memory.
+    The result is the same bit for bit. Only the noise differs: it is a hash of a value's place in the result's memory.
+    A ``seed`` that is left out is drawn from torch's default generator. There are one or two ``cuts``, two of equal
+    size for square blocks. ``matrices`` stores the result as matrices of the last two dimensions one after the other,
+    as products read them; otherwise it is in the order of ``x`` in memory.
     """
     first, second, size, kind = _shared(x, cuts, scale)
     number = int(draw_seed() if seed is None else seed) if stochastic else None
@@ -70,15 +63,7 @@ def round_blocks_compiled(
 
 
 def count_blocks_compiled(x: Tensor, rounded: Tensor, grid: Grid, cuts: Sequence[Cut], scale: Scale) -> Counts:
-    """Count what rounding has done, in one sweep over values and rounded values.
-
-    Args:
-        x: values that :func:`has_kernels`.
-        rounded: what :func:`round_blocks_compiled` made of them.
-        grid: as there, like all that follows.
-        cuts: the blocks.
-        scale: type of their scale.
-    """
+    """Count what :func:`round_blocks_compiled` has done, in one sweep over values and rounded values."""
     first, second, size, kind = _shared(x, cuts, scale)
     return Counts(*kernels().count_blocks(_single(x), _single(rounded), first, second, size, grid, kind))
 
@@ -94,13 +79,8 @@ def _shared(x: Tensor, cuts: Sequence[Cut], scale: Scale) -> tuple[tuple[int, ..
 def rotate_compiled(x: Tensor, dim: int, width: int, seed: Tensor) -> Tensor:
     """:func:`~fractrain_fx.formats.microscaling.hadamard.rotate` by :func:`rotation`, up to the order of sums.
 
-    The kernel needs values next to each other along another dimension; others take the product of matrices.
-
-    Args:
-        x: values that :func:`has_kernels`.
-        dim: along which they are transformed.
-        width: of the transform.
-        seed: of its signs.
+    ``x`` must satisfy :func:`has_kernels`. The kernel needs values next to each other along a dimension other than
+    ``dim``; others take the product of matrices.
     """
     x = _single(x)
     if x.stride(dim) == 1:

@@ -120,7 +120,7 @@ class Deployable(Packable):
             ExportError: gates choose, and neither ``stage`` nor ``choices`` is given; or frozen weights are codes.
             CalibrationError: activation ranges were never seen.
         """
-        from fractrain_fx.export.deploy import deploy
+        from fractrain_fx.export.graph import deploy
 
         state, listed = self._state, None if batches is None else list(batches)
         fixed, shares = self._fixed(stage, choices, listed)

@@ -33,10 +33,9 @@ GroupsOf = Callable[[Segment], Sequence[ParameterGroup]]
 class Wrapping(NamedTuple):
     """The wrappers of each segment; a field is ``None`` without its wrapper.
 
-    Attributes:
-        checkpoint: options of ``torch.utils.checkpoint.checkpoint``, if backward is to run segments again.
-        groups_of: finds the parameters to gather for a segment, if they are sharded.
-        compiler: options of ``torch.compile``, if segments are compiled one by one.
+    ``checkpoint`` has options of ``torch.utils.checkpoint.checkpoint`` if backward is to run segments again,
+    ``compiler`` those of ``torch.compile``; ``groups_of`` finds the parameters to gather for a segment, if they are
+    sharded.
     """
 
     checkpoint: Mapping[str, Any] | None = None
@@ -45,12 +44,10 @@ class Wrapping(NamedTuple):
 
 
 class OpBackend(NamedTuple):
-    """What computed an op when it ran last.
+    """What computed an op when it ran last: ``backend``, and by name why quicker backends did not.
 
-    Attributes:
-        backend: its name; ``quantizers`` if the op runs as the graph shows it; ``None`` before it ran in eager mode.
-        refused: by name, why quicker backends did not.
-        products: for an op that torchao may compute, what computes each product in the present stage.
+    ``backend`` is ``quantizers`` if the op runs as the graph shows it, ``None`` before it ran in eager mode. For an op
+    that torchao may compute, ``products`` tells what computes each product in the present stage.
     """
 
     backend: str | None
@@ -61,15 +58,9 @@ class OpBackend(NamedTuple):
 class Running:
     """A shown graph and its copy that runs, on the same modules and parameters.
 
-    Args:
-        shown: the rewritten graph, with its quantize nodes.
-        config: says how fused ops and skipped blocks run.
-        tuner: chooses between float and int8.
-        place: path under ``frac.`` for the modules that only this copy has.
-        leaves: paths of modules that were recorded as one node.
-
-    Attributes:
-        fused: the fused ops of the copy, by name.
+    ``shown`` is rewritten, with its quantize nodes; ``config`` says how fused ops and skipped blocks run. ``place`` is
+    the path under ``frac.`` for the modules that only the copy has; modules at the paths ``leaves`` were recorded as
+    one node.
     """
 
     def __init__(

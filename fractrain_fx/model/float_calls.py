@@ -28,12 +28,9 @@ __all__ = ["FloatCalls", "belongs_to_original", "generate_warning", "require_no_
 
 
 class FloatCalls:
-    """Watches the methods and modules that are looked up on the original.
+    """Watches the methods, and the modules ``uncalled`` by the graph, that are looked up on the original.
 
-    Args:
-        original: the model that was passed to ``fractrainify``.
-        uncalled: modules by path that the graph does not call.
-        look: called after each method, which may have changed the model.
+    ``look`` is called after each method, which may have changed the model.
     """
 
     def __init__(self, original: nn.Module, uncalled: Mapping[str, nn.Module], look: Callable[[], None]) -> None:
@@ -163,12 +160,9 @@ def belongs_to_original(model: nn.Module, original: nn.Module, name: str, read: 
 
 
 def require_no_part(model: nn.Module, name: str, value: Any) -> None:
-    """Check that setting an attribute adds or replaces no module or parameter that the graph would not use.
+    """Refuse to set an attribute that adds or replaces a module or parameter that the graph would not use.
 
     A parameter may replace one of the same shape, as assigning a checkpoint does.
-
-    Raises:
-        ModelError: it would.
     """
     before = model._modules.get(name, model._parameters.get(name))
     if value is before or (before is None and not isinstance(value, nn.Module | nn.Parameter)):

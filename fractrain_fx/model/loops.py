@@ -52,11 +52,7 @@ def param_groups(
 
 
 def refuse_plain_trainer(model: Any) -> None:
-    """Refuse transformers' Trainer that moves a model, or switches it to training, and whose loss has no cost term.
-
-    Raises:
-        ConfigError: names the mixin and the callback that bring an engine.
-    """
+    """Refuse transformers' Trainer that moves a model, or switches it to training, and whose loss has no cost term."""
     transformers: Any = sys.modules.get("transformers.trainer")
     if transformers is None:
         return
@@ -73,11 +69,7 @@ def refuse_plain_trainer(model: Any) -> None:
 
 
 def refuse_plain_fit(model: Any) -> None:
-    """Refuse Lightning's Trainer that fits a model which no engine steers.
-
-    Raises:
-        ConfigError: names the callback that brings an engine.
-    """
+    """Refuse Lightning's Trainer that fits a model which no engine steers."""
     if is_steered(model):
         return
     for name in _LIGHTNINGS:

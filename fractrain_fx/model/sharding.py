@@ -22,13 +22,10 @@ __all__ = ["Sharding", "broadcast_over"]
 
 
 class Sharding:
-    """The groups in which the parameters of a model are gathered.
+    """The groups in which the parameters of a model are gathered, in the order in which training calls them.
 
-    Args:
-        mesh: the processes.
-        groups: the groups, in the order in which training calls them. All other parameters are with the model itself,
-            which gathers them for the whole call.
-        group_of: the group of each parameter, by the place where the parameter is registered.
+    All other parameters are with the model itself, which gathers them for the whole call. ``group_of`` has the group of
+    each parameter, by the place where the parameter is registered.
     """
 
     def __init__(
@@ -45,11 +42,7 @@ class Sharding:
         self._called = True
 
     def require_call(self) -> None:
-        """Check that the model was called, and not its ``forward``.
-
-        Raises:
-            ModelError: nothing would gather its parameters.
-        """
+        """Check that the model was called, and not its ``forward``, for which nothing would gather its parameters."""
         if not self._called:
             raise ModelError(
                 "the forward() of a sharded model was called, so that torch gathers no parameters: call the model "

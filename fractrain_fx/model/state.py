@@ -51,28 +51,17 @@ class ModelState:
     """The private state of a FracModel, in one object so that no name collides with the original's attributes.
 
     Attributes:
-        original: the model that was passed to ``fractrainify``.
-        recording: the rewritten graphs, and the inputs they were recorded on.
-        config: the configuration they were rewritten with.
-        rounding: how the model rounds, and why.
         targets: target cp of each stage in per cent, if there are gates.
         reach: the costs that the model can have, if there are gates.
-        last: the last forward.
         to_count: the forward that the next loss counts. One that trains ``waits`` for its loss, whatever runs after it.
-        results: measures of the last evaluation that a trainer made, for the model's card.
         runs: training forwards with gradients so far, without those of compiled code.
         engine_stage: the precision to train on with, if a checkpoint of another was loaded while an engine steers.
-        calibrated: whether every activation range was seen.
-        measured: whether every range was seen, or measured on the example inputs.
+        measured: whether every activation range was seen (then ``calibrated``), or measured on the example inputs.
         passes: the chain of passes that rewrote the model, if not the default one.
         running: the copies that run in training (``True``) and evaluation.
         variants: the recording and those made for other sizes and other arguments.
-        as_recorded: compares the original with what the graphs were made for.
-        float_calls: watches which attributes are looked up on the original.
         checkpointing: options of ``torch.utils.checkpoint.checkpoint`` if training computes activations again.
         compiler: options of ``torch.compile`` if segments are compiled one by one.
-        watcher: watches training steps, if :func:`fractrain_fx.numerics.watch` set it.
-        sharding: the groups of parameters, if :func:`fractrain_fx.distributed.fully_shard` made them.
     """
 
     def __init__(
@@ -116,11 +105,7 @@ class ModelState:
         return [graph for variant in self.variants for graph in variant.graphs]
 
     def prepare(self, training: bool) -> None:
-        """Follow what changed since the last call. Compiled code cannot: call it before.
-
-        Raises:
-            ModelError: modules or parameters of the original were replaced.
-        """
+        """Follow what changed since the last call. Compiled code cannot: call it before."""
         self.as_recorded.check()
         forget_results()
         self.reach = self._frozen.follow(self.reach, self.targets)
@@ -129,13 +114,7 @@ class ModelState:
             self.engine_stage = None
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
-        """Run the copy for training or evaluation; keep its cost and return the original's output.
-
-        Raises:
-            InputError: the arguments do not fit the recording.
-            CalibrationError: the model is evaluated before its activation ranges were seen.
-            ModelError: modules or parameters of the original were replaced.
-        """
+        """Run the copy for training or evaluation; keep its cost and return the original's output."""
         compiling, trains = torch.compiler.is_compiling(), training and torch.is_grad_enabled()
         if not compiling:
             self.prepare(training)

@@ -51,13 +51,10 @@ def counts_step(watcher: Watcher | None, training: bool) -> TypeGuard[Watcher]:
 def watched_step(
     watcher: Watcher, graph: Callable[[], RecordedModule], segments_compiled: bool, recomputed: bool
 ) -> Iterator[None]:
-    """Count a step; if it is to be watched, watch the call inside.
+    """Count a step; if it is to be watched, watch the call inside; ``graph`` gives the copy that runs.
 
-    Args:
-        watcher: of the model.
-        graph: gives the copy that runs.
-        segments_compiled: whether it runs in compiled segments.
-        recomputed: whether backward runs segments again, which then must run as they ran at first.
+    ``segments_compiled``: the copy runs in compiled segments. ``recomputed``: backward runs segments again, which then
+    must run as they ran at first.
     """
     if not watcher.begin():
         yield

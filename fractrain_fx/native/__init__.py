@@ -1,6 +1,5 @@
 """C++ kernels for a CPU: rounding, ranges, the gradient of gates, and products of integer codes."""
 
-from fractrain_fx.native.build import kernels
-from fractrain_fx.native.graphs import known_to_compiler
+from fractrain_fx.native.build import kernels, known_to_compiler
 
 __all__ = ["kernels", "known_to_compiler"]

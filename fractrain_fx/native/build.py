@@ -9,6 +9,7 @@ import shlex
 import shutil
 import stat
 import sys
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from fractrain_fx.durable import user_cache
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["SOURCES", "distrusted", "is_built", "kernels", "lacking_programs", "library"]
+__all__ = ["SOURCES", "distrusted", "is_built", "kernels", "known_to_compiler", "lacking_programs", "library"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,6 +55,30 @@ def kernels() -> Any:
     except (RuntimeError, OSError, ImportError) as error:
         raise ConfigError(f"{needs}: {error}. Write run.backend='plain'") from error
     return _Ops()
+
+
+def known_to_compiler(results: Mapping[str, Callable[..., Any]]) -> Callable[[], bool]:
+    """A function that tells torch's compiler what some ops give, at its first call, and returns ``True``.
+
+    A graph that calls the ops asks it first. The compiler runs the function and does not compile it.
+
+    Args:
+        results: by the name of an op, a function of the op's arguments that makes results without values.
+    """
+
+    @cache
+    def register() -> None:
+        kernels()
+        for name, like in results.items():
+            torch.library.register_fake(f"fractrain_fx::{name}", like)
+
+    def known() -> bool:
+        register()
+        return True
+
+    # `torch.compiler.assume_constant_result` sets this, but calling it would import the compiler with this package.
+    known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return known
 
 
 def library() -> Path:

@@ -22,11 +22,7 @@ class FollowsStage(nn.Module):
 
 
 class StageBits(FollowsStage):
-    """The precision of the stage, which scheduled ops without bits of their own have now.
-
-    Attributes:
-        fw, bw: its bits, as data that a graph reads.
-    """
+    """The precision of the stage, which scheduled ops without bits of their own have, as data that a graph reads."""
 
     fw: Tensor
     bw: Tensor
@@ -75,12 +71,7 @@ class StageBits(FollowsStage):
 
 
 class OwnBits(NamedTuple):
-    """The precision of an op with bits of its own in each stage.
-
-    Attributes:
-        stage: the present one.
-        by_stage: the op's bits, by the precision of the stage.
-    """
+    """The precision of an op with bits of its own in each stage; ``by_stage`` has it by the stage's precision."""
 
     stage: StageBits
     by_stage: Mapping[Precision, Precision]

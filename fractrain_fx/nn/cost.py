@@ -39,12 +39,9 @@ class Cost(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """A forward of a model.
+    """A forward of a model, with the cost of its batch.
 
-    Attributes:
-        cost: of its batch.
-        samples: their number; ``None`` if no input has samples.
-        tokens: number of tokens, if the inputs are tokens.
+    ``samples`` is ``None`` if no input has samples, ``tokens`` if the inputs are not tokens.
     """
 
     cost: Cost
@@ -53,24 +50,17 @@ class Forward(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """Number of samples.
-
-        Raises:
-            InputError: no input has samples.
-        """
+        """Number of samples; refused if no input has samples."""
         if self.samples is None:
             raise InputError("no input of the last call has samples, so there is no batch: pass tensors with samples")
         return self.samples
 
 
 class OpCost(NamedTuple):
-    """The MACs of an op's three products for one sample.
+    """The MACs of an op's three products (FW, EB, GC) for one sample.
 
-    Attributes:
-        macs: of FW, EB and GC.
-        weight: whether its second operand is a weight.
-        least: fewest bits of the operands of each product.
-        by_product: whether both operands of a product have its bits.
+    ``weight``: its second operand is a weight. ``least`` has the fewest bits of the operands of each product;
+    ``by_product``: both operands of a product have its bits.
     """
 
     macs: tuple[int, int, int]
@@ -92,13 +82,10 @@ class OpCost(NamedTuple):
 class CostRow(NamedTuple):
     """Ops whose operands have the same bits, which a graph reads from the same buffers.
 
-    Attributes:
-        macs: full-precision MACs of FW, EB and GC over the ops.
-        bits: the places of their forward bits, of the bits of the weight (or of the second activation) and of their
-            backward bits among the bits that the meter is called with.
-        least: fewest bits of the operands of each product.
-        by_product: whether both operands of a product have its bits.
-        steered: whether the ops count for ``Cost.cp`` beside the gated ones.
+    ``macs`` are full-precision MACs of FW, EB and GC over the ops. ``bits`` has the places of their forward bits, of
+    the bits of the weight (or of the second activation) and of their backward bits among the bits that the meter is
+    called with. ``least`` and ``by_product`` are as in :class:`OpCost`. ``steered``: the ops count for ``Cost.cp``
+    beside the gated ones.
     """
 
     macs: tuple[float, float, float]
@@ -114,12 +101,9 @@ class CostMeter(FullPrecision):
     All tables are buffers, so neither a stage nor a target is part of the graph's structure. Checkpoints leave them
     out, because they follow from the graph.
 
-    Args:
-        gated: for each gated block, MACs spent on FW, EB and GC by option: ``[options][3]``.
-        full: full-precision MACs of FW, EB and GC over the gated and scheduled ops.
-        fixed: MACs that float ops spend.
-        total: full-precision MACs over all counted ops.
-        rows: the scheduled and pinned ops.
+    ``gated`` has, for each gated block, MACs spent on FW, EB and GC by option: ``[options][3]``. ``full`` and ``total``
+    are full-precision MACs of FW, EB and GC, over the gated and scheduled ops and over all counted ops. ``fixed`` are
+    those that float ops spend, ``rows`` the scheduled and pinned ops.
     """
 
     def __init__(
@@ -179,16 +163,12 @@ class CostMeter(FullPrecision):
     def forward(
         self, choices: Sequence[Tensor], bits: Sequence[Tensor] = (), shares: Sequence[Tensor | None] = ()
     ) -> Cost:
-        """Cost of the choices and of the present bits.
+        """Cost of the choices, a tensor for each gated block, and of the present bits.
 
-        Without choices it is computed again only if bits, shares or tables have changed.
-
-        Args:
-            choices: one tensor for each gated block.
-            bits: the bits that rows have, each tensor once.
-            shares: for each row, the share of its backward bits that the samples need
-                (:class:`~fractrain_fx.nn.needed_bits.MeasuringGradientQuantizer`); ``None`` in rows that need all of
-                them. Without any, all rows do.
+        Without choices it is computed again only if bits, shares or tables have changed. ``bits`` has each tensor of
+        bits once; ``shares`` has, for each row, the share of its backward bits that the samples need
+        (:class:`~fractrain_fx.nn.needed_bits.MeasuringGradientQuantizer`), ``None`` in rows that need all of them.
+        Without any, all rows do.
         """
         if choices or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return self._compute(choices, bits, shares)

@@ -23,25 +23,16 @@ _HALF = CODE_BITS // 2  # codes of at most this many bits share a byte with anot
 class FrozenWeight(FullPrecision):
     """The level number of each value, and the range of each output channel.
 
-    The values are bit for bit those that format ``affine`` gave the float weight. Rounding these values once more
-    would not give them again: the range that is measured on them may be off by the last bit. So the range is kept.
+    The values are bit for bit those that format ``affine`` gave the float weight ``w``, which is finite. Rounding these
+    values once more would not give them again: the range that is measured on them may be off by the last bit. So the
+    range is kept.
 
-    The module also stands in the place of the parameter: a torch function that gets it runs with the values, which
-    live for that call only.
+    The module also stands in the place of the parameter: a torch function that gets it runs with the values, which live
+    for that call only. Their type, ``dtype``, follows casts of the model.
 
-    Args:
-        w: the float weight; its values are finite.
-        bits: 1 to 8. Two codes of at most 4 bits lie in one byte, the first in the lower half.
-        fmt: the format that rounds it.
-        dim: the dimension that holds the output channels; ``None`` for a vector.
-        name: the name of the parameter in the model.
-
-    Attributes:
-        codes: of shape ``(..., n)``, or ``(..., (n + 1) // 2)`` if two share a byte. A parameter, so that processes
-            share it once, or shard it, as they do with the weights of the model.
-        lo, span: the ranges.
-        bits: of a code.
-        dtype: the type of the values; it follows casts of the model.
+    ``bits`` are 1 to 8. Two codes of at most 4 bits lie in one byte, the first in the lower half: ``codes`` has shape
+    ``(..., n)``, or then ``(..., (n + 1) // 2)``. It is a parameter, so that processes share it once, or shard it, as
+    they do with the weights of the model. ``dim`` holds the output channels; it is ``None`` for a vector.
     """
 
     codes: nn.Parameter
@@ -79,11 +70,7 @@ class FrozenWeight(FullPrecision):
 
     @property
     def data(self) -> Tensor:
-        """Refused, because whoever reads it writes to it (PEFT merges adapters so).
-
-        Raises:
-            ModelError: always.
-        """
+        """Refused, because whoever reads it writes to it (PEFT merges adapters so)."""
         raise ModelError(
             f"{self.name} is kept as codes, which cannot be written to: call model.restore(), which puts its rounded "
             "values back as a float parameter, and merge or change that"
@@ -95,12 +82,10 @@ class FrozenWeight(FullPrecision):
         at: tuple[Tensor, ValueRange] | None = None,
         out: Float[Tensor, "*dims"] | None = None,
     ) -> Float[Tensor, "*dims"]:
-        """The rounded weight.
+        """The rounded weight, written to ``out`` if given, which has the type of the range.
 
-        Args:
-            codes: its codes where they come along a graph, as when they were gathered from several processes.
-            at: its bits and ranges where they come along a graph.
-            out: memory for the values, in the type of the range.
+        ``codes`` are given where they come along a graph, as when they were gathered from several processes; so is
+        ``at``, bits and ranges.
         """
         codes = self.codes if codes is None else codes
         bits, within = (self.bits, self.within) if at is None else at

@@ -31,11 +31,7 @@ _LAYERS = (nn.Linear, nn.LSTMCell)
 
 
 class BlockEmbeddingByKernels(BlockEmbedding):
-    """An embedding whose layers are one op, where they are small.
-
-    Args:
-        kernels: types of the devices whose kernels may be called.
-    """
+    """An embedding whose layers, where they are small, are one op on devices of the types ``kernels``."""
 
     def __init__(self, *args: Any, kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
         super().__init__(*args)
@@ -52,11 +48,7 @@ class BlockEmbeddingByKernels(BlockEmbedding):
 
 
 class ControllerByKernels(Controller):
-    """A controller whose step is one op, if the cell is small.
-
-    Args:
-        kernels: types of the devices whose kernels may be called.
-    """
+    """A controller whose step, if the cell is small, is one op on devices of the types ``kernels``."""
 
     def __init__(self, *args: Any, kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
         super().__init__(*args)
@@ -110,15 +102,8 @@ def _choose(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A step of the controller (:meth:`Controller.forward`), up to the order of sums.
 
-    Args:
-        x: embedding of each sample.
-        state: of the cell; ``None``: zeros.
-        cell: the LSTM cell.
-        head: gives the logits of the options.
-        lowest: the first option that may be chosen.
-
-    Returns:
-        The one-hot of each sample's option, and the new state.
+    ``x`` is the embedding of each sample; a cell without ``state`` starts with zeros; ``lowest`` is the first option
+    that may be chosen. Gives the one-hot of each sample's option, and the new state.
     """
     h, c = (None, None) if state is None else state
     weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh, head.weight, head.bias)

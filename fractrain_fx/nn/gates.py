@@ -21,12 +21,8 @@ State = tuple[Tensor, Tensor]
 class BlockEmbedding(nn.Module):
     """Average a block's entry over its positions and embed the average: Linear, ReLU, Linear (paper 3.2).
 
-    Args:
-        features: size of the feature dimension.
-        feature_axis: which dimension of the entry that is.
-        batch: where the entry's samples lie.
-        dims: widths of the two linear layers.
-        init: how their weights are drawn (``GateConfig.init``); biases start as those of ``nn.Linear``.
+    The entry's dimension ``feature_axis`` has size ``features``; ``dims`` are the widths of the two linear layers.
+    ``init`` says how their weights are drawn (``GateConfig.init``); biases start as those of ``nn.Linear``.
     """
 
     def __init__(
@@ -70,12 +66,7 @@ class BlockEmbedding(nn.Module):
 
 
 class Controller(nn.Module):
-    """One LSTM cell and one head for all blocks; callers pass its state in and get it back.
-
-    Args:
-        config: sizes of the gate.
-        options: number of precision options.
-    """
+    """One LSTM cell and one head for all blocks; callers pass its state in and get it back."""
 
     def __init__(self, config: GateConfig, options: int) -> None:
         super().__init__()
@@ -112,11 +103,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class Skip(nn.Module):
-    """Drop a block's branch for the samples that chose FW-0/BW-0: ``(1 - choice_0) * branch`` (paper equation 1).
-
-    Args:
-        batch: where the branch's samples lie.
-    """
+    """Drop a block's branch for the samples that chose FW-0/BW-0: ``(1 - choice_0) * branch`` (paper equation 1)."""
 
     def __init__(self, batch: BatchAxis) -> None:
         super().__init__()

@@ -19,14 +19,8 @@ class MeasuringGradientQuantizer(GradientQuantizer):
     All samples share the levels of the batch's range. A sample whose gradient is a sixteenth as wide has numbers of
     levels that take 4 bits less, counted from its lowest level. Its rounded values are the same.
 
-    Args:
-        fmt: the number format.
-        axis: where the samples lie in ``y``.
-        stream: the op's own number, so that no two ops of a step have the same noise.
-
-    Attributes:
-        share: mean bits that the samples of the last backward pass needed, as a share (0..1) of those that they were
-            rounded to (0-dim buffer); 1 before the first pass, and after a gradient that is not finite.
+    ``share`` has the mean bits that the samples of the last backward pass needed, as a share (0..1) of those that they
+    were rounded to (0-dim buffer); 1 before the first pass, and after a gradient that is not finite.
     """
 
     share: Tensor

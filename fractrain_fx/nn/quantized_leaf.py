@@ -20,10 +20,6 @@ class QuantizedLeaf(nn.Module):
 
     Matrices of complex numbers stay as they are. The module stays registered where the model has it; this one only
     refers to it, so no parameter gets a second name.
-
-    Args:
-        leaf: the module.
-        fmt: the number format.
     """
 
     def __init__(self, leaf: nn.Module, fmt: Format) -> None:

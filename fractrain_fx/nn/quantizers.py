@@ -38,10 +38,7 @@ _latest_forward, _latest_backward = Latest(), Latest()
 class ActivationQuantizer(nn.Module):
     """Rounds an activation to ``bits``, over the batch's range in training and the running range in evaluation.
 
-    Args:
-        fmt: the number format.
-        keep: share of the old running range that a training step keeps.
-        axis: where the samples lie in ``x``.
+    ``keep`` is the share of the old running range that a training step keeps.
     """
 
     def __init__(self, fmt: Format, keep: float = 0.9, axis: BatchAxis | None = None) -> None:
@@ -72,18 +69,11 @@ class ActivationQuantizer(nn.Module):
 
 
 class MixedActivationQuantizer(ActivationQuantizer):
-    """Rounds each sample of an activation to the bits of its own option, all in one range (paper 3.2).
+    """Rounds each sample of an activation to the forward bits of its own option, all in one range (paper 3.2).
 
     The gradient of ``choice[i, k]`` is the sum over sample ``i`` of upstream * (Q_k(x) - x), for every option ``k``,
     taken or not; it is 0 if the option has 0 or 32 bits. With ``fisher`` it is that of the squares, times half the
     number of samples (:func:`fractrain_fx.nn.rounding.gate_gradient`).
-
-    Args:
-        fmt: the number format.
-        options: forward bits of each option.
-        axis: where the samples lie in ``x``.
-        keep: share of the old running range that a training step keeps.
-        estimate: how the choice's gradient is estimated.
     """
 
     options: Tensor
@@ -111,12 +101,8 @@ class MixedActivationQuantizer(ActivationQuantizer):
 class WeightQuantizer(nn.Module):
     """Rounds a weight to ``bits``, over one range for each output channel; the master weight stays float.
 
-    Args:
-        fmt: the number format.
-        dim: the dimension of the weight that holds the output channels; ``None`` for a vector, which is one channel.
-
-    Attributes:
-        frozen: the codes of a frozen weight, which replace it (``FracModel.pack_frozen``); ``None`` for other weights.
+    ``dim`` holds the output channels; ``None`` is for a vector, which is one channel. ``frozen`` has the codes of a
+    frozen weight, which replace it (``FracModel.pack_frozen``).
     """
 
     frozen: FrozenWeight | None
@@ -137,10 +123,8 @@ class WeightQuantizer(nn.Module):
 class GradientQuantizer(nn.Module):
     """Leaves an op's output as it is, and rounds the gradient that comes back to it to ``bits``.
 
-    Args:
-        fmt: the number format.
-        axis: where the samples lie in ``y``, for formats that scale each sample by itself.
-        stream: the op's own number, so that no two ops of a step have the same noise.
+    ``axis`` is where samples lie, for formats that scale each by itself. ``stream`` is the op's own number, so that no
+    two ops of a step have the same noise.
     """
 
     stream_on_device: Tensor
@@ -180,12 +164,6 @@ class MixedGradientQuantizer(GradientQuantizer):
     """Rounds the gradient of each sample of ``y`` to the backward bits of its own option.
 
     At 0 bits the block is skipped, and the sample's gradient is exactly zero. ``choice`` gets no gradient.
-
-    Args:
-        fmt: the number format.
-        options: backward bits of each option.
-        axis: where the samples lie in ``y``.
-        stream: the op's own number, so that no two ops of a step have the same noise.
     """
 
     options: Tensor

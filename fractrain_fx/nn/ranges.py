@@ -19,13 +19,9 @@ class RunningRange(FullPrecision):
 
     A format with a range for each sample measures these in both.
 
-    ``running = keep * running + (1 - keep) * batch`` for low end and width, from the first batch on. A
-    batch whose range is not finite leaves the running range as it was.
-
-    Attributes:
-        lo: low end of the running range (buffer, float32).
-        span: its width (buffer, float32).
-        seen: whether any batch has filled it (buffer, bool); until then it is that of the example inputs, or 0.
+    ``running = keep * running + (1 - keep) * batch`` for low end and width, from the first batch on. A batch whose
+    range is not finite leaves the running range as it was. ``lo`` and ``span``, its low end and width, are float32;
+    until ``seen``, when the first batch has filled them, they are those of the example inputs, or 0.
     """
 
     lo: Tensor

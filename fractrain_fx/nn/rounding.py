@@ -57,22 +57,13 @@ def gate_gradient(
     samples: int,
     estimate: GateGradient,
 ) -> Float[Tensor, "batch options"]:
-    """The gradient of each option of each sample, 0 for 0 and 32 bits.
+    """The gradient of each option of each sample, 0 for 0 and 32 bits; ``g`` is that of the rounded activation.
 
-    ``straight-through`` is ``<g, Q_k(x) - x>``: the first term of what rounding does to the loss. Over
-    samples it has nearly no mean, as rounding errors have none. ``fisher`` is the mean of the second term, ``n / 2``
-    times the sum of ``(g * (Q_k(x) - x))**2`` for a loss that is the mean of n samples: the squares of a sample's own
-    gradient, ``n * g``, stand for the curvature (the diagonal of the empirical Fisher information).
-
-    Args:
-        fmt: the number format.
-        x: the activation before rounding.
-        g: gradient of the rounded activation.
-        options: forward bits of each option.
-        axis: where the samples lie in ``x``.
-        within: the range in which ``x`` was rounded, or those of its samples.
-        samples: how many samples ``x`` holds.
-        estimate: ``GateConfig.gradient``.
+    ``straight-through`` is ``<g, Q_k(x) - x>``: the first term of what rounding does to the loss. Over samples it has
+    nearly no mean, as rounding errors have none. ``fisher`` is the mean of the second term, ``n / 2`` times the sum of
+    ``(g * (Q_k(x) - x))**2`` for a loss that is the mean of n samples: the squares of a sample's own gradient, ``n *
+    g``, stand for the curvature (the diagonal of the empirical Fisher information). ``within`` is the range in which
+    ``x`` was rounded, or those of its samples; ``options`` are forward bits.
     """
     x, g = axis.apart(x, samples), axis.apart(g, samples)
     if within.lo.ndim:
@@ -106,11 +97,7 @@ def rounded_gradient(
 
 
 def refuse_create_graph() -> None:
-    """Called in backward: refuse gradients of gradients, because gradients are rounded, which has no derivative.
-
-    Raises:
-        ConfigError: backward runs with ``create_graph=True``.
-    """
+    """Called in backward: refuse gradients of gradients, because gradients are rounded, which has no derivative."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ConfigError(
             "create_graph=True (a gradient penalty, a Hessian) asks for the gradient of a gradient that was rounded, "

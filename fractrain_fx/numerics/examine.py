@@ -51,12 +51,7 @@ def examine(model: Any, batch: Any, criterion: Criterion | None = None) -> str |
 
 @contextlib.contextmanager
 def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twin]:
-    """The graph that a batch runs in training, with the batch; the model is in training mode meanwhile.
-
-    Raises:
-        InputError: the model was not made by fractrainify.
-        ModelError: it is sharded.
-    """
+    """The graph that a batch runs in training, with the batch; the model is in training mode meanwhile."""
     found = rewritten_in(model, "compare")
     if found._state.sharding is not None:
         raise ModelError("the graph is run on whole weights here: compare before fully_shard, and watch afterwards")

@@ -30,12 +30,9 @@ _LONGEST = 1 << 16  # channels, heads or positions of a dimension in which outli
 
 @dataclass(frozen=True)
 class Peak:
-    """The index of a dimension at which a tensor is largest.
+    """The ``index`` of dimension ``dim`` (from 0) at which a tensor is largest.
 
-    Attributes:
-        dim: the dimension, from 0.
-        index: the index.
-        ratio: its largest value, relative to that of the median index.
+    ``ratio`` is its largest value, relative to that of the median index.
     """
 
     dim: int
@@ -73,12 +70,9 @@ def find(
 ) -> tuple[Finding, ...]:
     """Everything that is beyond a bound, in the order in which a step computes it.
 
-    Args:
-        records: the operands of one step.
-        order: the ops, in the order of the forward pass.
-        bound: of the rounding error of ``x`` and ``w``, relative to their norm; twice that for gradients, as rounding
-            stochastically has twice the noise.
-        peaks: of the operands and outputs of the forward product, by op and operand.
+    ``order`` has the ops in the order of the forward pass. The bound is of the rounding error of ``x`` and ``w``,
+    relative to their norm; twice that for gradients, as rounding stochastically has twice the noise. ``peaks`` are of
+    the operands and outputs of the forward product, by op and operand.
     """
     own = [record for record in records if not record.as_if]
     usual = {letter: _usual(own, letter) for letter in "xwy"}
@@ -103,9 +97,7 @@ def find(
 def peak_of(x: Tensor, *, batched: bool) -> Peak | None:
     """Where a tensor is largest, seen along each dimension; ``None`` without dimensions to compare.
 
-    Args:
-        x: the tensor.
-        batched: whether the first dimension holds samples, which are not compared.
+    If ``batched``, the first dimension holds samples, which are not compared.
     """
     best: Peak | None = None
     for dim in range(1 if batched else 0, x.ndim):

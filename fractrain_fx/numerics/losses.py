@@ -22,9 +22,6 @@ def loss_of(output: Any, batch: Any, criterion: Criterion | None = None) -> Tens
 
     Without ``criterion`` it is the output's own ``loss``, or cross-entropy for whole targets, or the mean squared error
     for others; without targets it is the mean square of the output.
-
-    Raises:
-        InputError: the output and the targets do not fit together, or the output has no float tensor.
     """
     if criterion is not None:
         return criterion(output, batch)

@@ -40,11 +40,9 @@ _PRODUCTS_OF: dict[Letter, tuple[str, ...]] = {"x": ("FW", "GC"), "w": ("FW", "E
 
 @dataclass
 class Seen:
-    """What was seen of a step so far, on the model's device.
+    """What was seen of a step so far, on the model's device, and in other formats to round in as well (``what_ifs``).
 
-    Attributes:
-        what_ifs: other formats to round in as well.
-        at_first_gradient: called when the backward pass begins.
+    ``at_first_gradient`` is called when the backward pass begins.
     """
 
     what_ifs: Sequence[WhatIf] = ()
@@ -108,13 +106,7 @@ def observe(graph_module: GraphModule, seen: Seen) -> Iterator[None]:
 
 
 class _OpObserver:
-    """Sees one fused op.
-
-    Args:
-        name: of the op.
-        seen: takes what is measured.
-        running: the running ranges of both factors.
-    """
+    """Sees one fused op; ``seen`` takes what is measured, and ``running`` has the running ranges of both factors."""
 
     def __init__(self, name: str, seen: Seen, running: tuple[Running | None, Running | None]) -> None:
         self._name, self._seen, self._running = name, seen, running

@@ -30,11 +30,9 @@ _MODEST = 1e-15, 1e15
 
 
 class Measured(NamedTuple):
-    """What was measured of an operand, on its device.
+    """The numbers (:data:`COLUMNS`) that were measured of an operand, on its device.
 
-    Attributes:
-        numbers: see :data:`COLUMNS`.
-        scales: how many blocks have a scale of each exponent, from -127 on; ``None`` without blocks.
+    ``scales`` tells how many blocks have a scale of each exponent, from -127 on; ``None`` without blocks.
     """
 
     numbers: Float[Tensor, " columns"]
@@ -113,11 +111,9 @@ class Statistics:
 
 @torch.no_grad()
 def measure(rounding: Rounding, running: tuple[Tensor, Tensor] | None = None) -> Measured:
-    """Measure an operand. A value on another device than a CPU is not waited for.
+    """Measure an operand, which is not empty. A value on another device than a CPU is not waited for.
 
-    Args:
-        rounding: the operand, not empty.
-        running: low end and width of its running range.
+    ``running`` has low end and width of its running range.
     """
     v, q = rounding.values.detach(), rounding.rounded().detach()
     counted = rounding.fmt.count(v, q, rounding.bits, rounding.of)

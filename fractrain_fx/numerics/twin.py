@@ -24,16 +24,11 @@ __all__ = ["Pass", "Twin"]
 
 @dataclass
 class Pass:
-    """One forward and backward pass.
+    """One forward and backward pass; ``loss`` is ``None`` before it is computed.
 
-    Attributes:
-        output: the model's output.
-        loss: the loss; ``None`` before it is computed.
-        outputs: of each op.
-        gradients: of each op's output.
-        weights: gradients of the parameters that the graph reads, by name.
-        choices: of the gates, by block.
-        local: for each op, what its own rounding changes in its output, weighed by the output's gradient.
+    ``outputs`` and ``gradients`` are each op's output and its gradient. ``weights`` has gradients of the parameters
+    that the graph reads, by name; ``choices`` are of the gates, by block. ``local`` is, for each op, what its own
+    rounding changes in its output, weighed by the output's gradient.
     """
 
     output: Any = None
@@ -46,14 +41,10 @@ class Pass:
 
 
 class Twin:
-    """A rewritten graph whose ops can be switched to float, one by one.
+    """A rewritten graph, as it is shown for training, whose ops can be switched to float, one by one.
 
     Every pass starts from the same buffers and random generators and leaves them, and all gradients, as they were.
-
-    Args:
-        graph_module: the training graph as it is shown.
-        values: the values of its inputs.
-        loss: the loss from the model's output.
+    ``values`` are those of the graph's inputs.
     """
 
     def __init__(self, graph_module: RecordedModule, values: Sequence[Any], loss: Callable[[Any], Tensor]) -> None:
@@ -72,12 +63,9 @@ class Twin:
         *,
         locally: bool = False,
     ) -> Pass:
-        """Forward and backward.
+        """Forward and backward; ops in ``in_float`` round nothing, and gates choose unless ``choices`` are given.
 
-        Args:
-            in_float: ops that round nothing.
-            choices: what the gates choose; by default they choose.
-            locally: compute :attr:`Pass.local`.
+        ``locally`` computes :attr:`Pass.local`.
         """
         found = Pass()
         with self._preserved(), torch.enable_grad():

@@ -20,12 +20,9 @@ __all__ = ["WhatIf", "read_what_ifs"]
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Another precision, and perhaps another number format.
+    """Another precision of activations and weights, and of gradients, and perhaps another number format.
 
-    Attributes:
-        name: as the user wrote it.
-        precision: the widths of activations and weights, and of gradients.
-        fmt: the number format; ``None`` for the op's own.
+    ``name`` is as the user wrote it; ``fmt`` is ``None`` for the op's own format.
     """
 
     name: str
@@ -57,13 +54,8 @@ def read_what_ifs(
 ) -> tuple[WhatIf, ...]:
     """Read names of recipes and formats (``mxfp4``, ``mx:FW-4/BW-8``) and precisions (``FW-4/BW-8``).
 
-    Args:
-        given: the names, as ``Pin.parse`` reads what follows the pattern.
-        recipes: those of the model's ops; ``None`` for ops without one.
-        affine: the model's settings of that format, which a name of it has too.
-
-    Raises:
-        ConfigError: a name is unknown, or an op's format has no numbers of a width.
+    ``Pin.parse`` reads names so after the pattern. ``recipes`` are those of the model's ops, ``None`` for ops without
+    one; ``affine`` has the model's settings of that format, which a name of it has too.
     """
     names = (given,) if isinstance(given, str) else tuple(given)
     return tuple(_read(str(name), recipes, affine) for name in names)

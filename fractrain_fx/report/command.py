@@ -26,9 +26,8 @@ def write_report(runs: Sequence[str], out: Path, *, plots: Path | None = None, e
     """
     require_packages("a report", "report")
     from fractrain_fx.durable import write_text
-    from fractrain_fx.report.page import render_page
+    from fractrain_fx.report.page import render_page, write_plots
     from fractrain_fx.report.panels import build_sheet
-    from fractrain_fx.report.plots import write_plots
     from fractrain_fx.report.runs import read_runs
 
     if out.is_dir() or not out.name:

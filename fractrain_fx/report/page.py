@@ -1,8 +1,9 @@
-"""The HTML file: a template with the runs' summary, settings, plots and data, which needs no other file."""
+"""The report as an HTML file that needs no other file, and its plots as files drawn without a browser."""
 
 from __future__ import annotations
 
 import base64
+import copy
 import gzip
 import json
 import math
@@ -17,16 +18,19 @@ import vl_convert
 from markupsafe import Markup
 
 from fractrain_fx.engine.rows import beside_shares
+from fractrain_fx.errors import RunError
 from fractrain_fx.report.frames import Row, epoch_rows
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet
 from fractrain_fx.report.theme import THEMES, vega_config
 from fractrain_fx.summary.numbers import plain_number
 
-__all__ = ["pack_rows", "render_page"]
+__all__ = ["pack_rows", "render_page", "write_plots"]
 
 _TEMPLATE = Path(__file__).with_name("template")
 _NONE = "-"
+_WIDTHS = {"whole": 760, "half": 520, "third": 420}  # pixels
+_SCALE = 2.0  # PNG pixels for each SVG pixel
 _CANVAS_ROWS = 2000  # for more rows a browser draws one canvas quicker than many elements
 
 
@@ -208,3 +212,37 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return "=".join(map(str, value.values()))
     return "automatic" if value is None else str(value)
+
+
+def write_plots(sheet: Sheet, folder: Path) -> list[Path]:
+    """Write each figure as ``NAME.svg`` and ``NAME.png``; returns their paths.
+
+    Raises:
+        RunError: the folder cannot be written to.
+    """
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in (figure for panel in sheet.panels for figure in panel.figures):
+            for key in figure.plots:
+                name = f"{figure.key}-{key}" if key else figure.key
+                drawn = vl_convert.vegalite_to_svg(_whole(figure, key, sheet), config=vega_config("light"))
+                svg, png = folder / f"{name}.svg", folder / f"{name}.png"
+                svg.write_text(drawn, encoding="utf-8")
+                png.write_bytes(vl_convert.svg_to_png(drawn, scale=_SCALE))
+                written += [svg, png]
+    except OSError as error:
+        raise RunError(f"the plots could not be written to {folder} ({error}): give another folder") from error
+    return written
+
+
+def _whole(figure: Figure, key: str, sheet: Sheet) -> dict[str, Any]:
+    """A figure's specification with its title, its width and its data."""
+    variant = figure.variants[key]
+    by_epoch = figure.pivot is not None and figure.pivot[1] == "option"
+    title = f"{variant.title}, epoch {key}" if by_epoch else variant.title
+    data = {
+        name: [row for row in sheet.tables[name] if not by_epoch or row["epoch"] == int(key)] for name in variant.data
+    }
+    spec = copy.deepcopy(variant.spec)
+    return spec | {"title": title, "width": _WIDTHS[figure.width], "datasets": data}

@@ -47,7 +47,7 @@ def number_format(field: str) -> str:
 
 
 def plain(chart: Any, height: int) -> Spec:
-    """The specification as plain values; the page and ``plots`` set its width."""
+    """The specification as plain values; the page and ``write_plots`` set its width."""
     spec: Spec = chart.properties(height=height, width="container").to_dict(validate=False)
     for name in ("config", "$schema"):
         spec.pop(name, None)

@@ -30,11 +30,9 @@ from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.alarm import Alarm, watch_run
 from fractrain_fx.training.log.extremes import Extremes, write_samples
-from fractrain_fx.training.log.look import Look, epoch_bits
-from fractrain_fx.training.log.messages import EXPLANATION, announcement, bits_line, epoch_line
-from fractrain_fx.training.log.progress import Best, Progress
+from fractrain_fx.training.log.messages import EXPLANATION, Look, announcement, bits_line, epoch_bits, epoch_line
 from fractrain_fx.training.log.records import RESULT, EpochRecord, Evaluation, Start
-from fractrain_fx.training.log.results import RunResult
+from fractrain_fx.training.log.results import Best, Progress, RunResult
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.prepared import Prepared
 from fractrain_fx.training.processes import require_finite, share_buffers

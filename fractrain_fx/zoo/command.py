@@ -22,7 +22,7 @@ from fractrain_fx.zoo.comparison import compare
 from fractrain_fx.zoo.edge import EDGE, edge_markdown, edge_rows, edge_table
 from fractrain_fx.zoo.formats import FORMAT_RECIPES
 from fractrain_fx.zoo.recipe import TABLES, load_recipe, load_recipes
-from fractrain_fx.zoo.recipes.variants import AS_THE_CODE, AS_THE_PAPER
+from fractrain_fx.zoo.recipes import AS_THE_CODE, AS_THE_PAPER
 from fractrain_fx.zoo.tables import comparison_lines, comparison_table, markdown_table, notes_of
 
 __all__ = ["list_zoo", "show_recipe", "show_table"]

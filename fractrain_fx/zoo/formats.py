@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fractrain_fx.config import RECIPES, SCALE_BITS, FracConfig, Precision, Recipe
+from fractrain_fx.config import RECIPE_BITS, RECIPES, SCALE_BITS, FracConfig, Precision, Recipe
 
 __all__ = ["FORMAT_RECIPES", "FormatRecipe"]
 
@@ -16,14 +16,12 @@ class FormatRecipe:
 
     Attributes:
         name: as ``FracConfig(recipe=...)`` takes it.
-        precision: its bits throughout a training.
         source: where it was published.
         scales: bits of its scales, which costs leave out.
         differs: what the source does otherwise.
     """
 
     name: str
-    precision: Precision
     source: str
     scales: str
     differs: str
@@ -32,6 +30,11 @@ class FormatRecipe:
     def recipe(self) -> Recipe:
         """How it rounds the operands of each product."""
         return RECIPES[self.name]
+
+    @property
+    def precision(self) -> Precision:
+        """Its bits throughout a training."""
+        return RECIPE_BITS[self.name]
 
     @property
     def cp(self) -> float:
@@ -55,49 +58,42 @@ FORMAT_RECIPES = {
     for each in (
         FormatRecipe(
             "fp8",
-            Precision(8, 8),
             "arXiv 2209.05433",
             "32 bits for a tensor",
             "scales of past steps (delayed scaling) in place of the tensor's own; attention's products in 16 bits",
         ),
         FormatRecipe(
             "mxfp8",
-            Precision(8, 8),
             "OCP Microscaling 1.0; arXiv 2506.08027",
             SCALE_BITS["mx"],
             "scales are rounded up, so that nothing saturates; attention's products in 16 bits",
         ),
         FormatRecipe(
             "mxfp4",
-            Precision(4, 4),
             "OCP Microscaling 1.0; arXiv 2502.20586",
             SCALE_BITS["mx"],
             "forward products in 8 or 16 bits; the Hadamard transform is 64 wide and in both gradients",
         ),
         FormatRecipe(
             "nvfp4",
-            Precision(4, 4),
             "arXiv 2509.25149",
             SCALE_BITS["nvfp4"],
             "about a seventh of the linear layers and attention's products in 16 bits",
         ),
         FormatRecipe(
             "mxfp8-nvfp4",
-            Precision(8, 4),
             "this package: mxfp8 forward, NVFP4 gradients",
             f"{SCALE_BITS['mx']} forward, {SCALE_BITS['nvfp4']} in gradients",
             "nothing: it is an example of a format for each product",
         ),
         FormatRecipe(
             "four-over-six",
-            Precision(4, 4),
             "arXiv 2512.02010",
             SCALE_BITS["nvfp4"],
             "some of the linear layers and attention's products in 16 bits",
         ),
         FormatRecipe(
             "tetrajet-v2",
-            Precision(4, 4),
             "arXiv 2510.27527, and the authors' code (thu-ml/TetraJet-v2-NVFP4Training)",
             f"{SCALE_BITS['nvfp4']}, and 32 bits for 128 values",
             "OsciReset moves weights that oscillate to the middle of their level; OutControl keeps channels with "
@@ -105,7 +101,6 @@ FORMAT_RECIPES = {
         ),
         FormatRecipe(
             "quartet-ii",
-            Precision(4, 4),
             "arXiv 2601.22813, and the authors' code (IST-DASLab/Quartet-II)",
             SCALE_BITS["nvfp4"],
             "its GPU kernels correct the scale of each 16 values for themselves, its reference code those of 128, as "
@@ -113,7 +108,6 @@ FORMAT_RECIPES = {
         ),
         FormatRecipe(
             "deepseek",
-            Precision(8, 8),
             "arXiv 2412.19437, section 3.3",
             "32 bits for 128 values of x and g, and for 128 x 128 of w",
             "some scales are powers of two; float32 sums every 128 terms; attention's products, head and routers in "
@@ -121,7 +115,6 @@ FORMAT_RECIPES = {
         ),
         FormatRecipe(
             "jetfire",
-            Precision(8, 8),
             "arXiv 2403.12422",
             "32 bits for 32 x 32 values",
             "results of products, GELU and LayerNorm are 8-bit blocks too (an int8 data flow); attention's products in "
@@ -129,7 +122,6 @@ FORMAT_RECIPES = {
         ),
         FormatRecipe(
             "halo",
-            Precision(8, 8),
             "arXiv 2501.02625 (HALO-2 in INT8), and the authors' code (IST-DASLab/HALO)",
             "32 bits for the tensor",
             "its transforms span all features and all rows, not 128 of them; it fine-tunes; attention's products in 16 "
@@ -137,14 +129,12 @@ FORMAT_RECIPES = {
         ),
         FormatRecipe(
             "int8",
-            Precision(8, 8),
             "torchao, Int8MixedPrecisionTrainingConfig",
             "32 bits for a row of both operands",
             "attention's products in 16 bits",
         ),
         FormatRecipe(
             "switchback",
-            Precision(8, 8),
             "arXiv 2304.13013",
             "32 bits for a row of x and g, and for the tensor w",
             "attention's products in 16 bits; the weight gradient in the 16-bit type of the model",

@@ -72,13 +72,13 @@ class Recipe:
     """A run of the paper.
 
     Attributes:
-        name: name of its file.
+        name: its name in ``recipes.yaml``.
         tables: its tables and figures, keys of ``TABLES``.
         row: its name in the paper.
         paper: the paper's numbers.
         baseline: name of the recipe that the paper compares it with.
         note: a remark on the numbers.
-        values: the settings in the file.
+        values: its settings in that file.
     """
 
     name: str

@@ -28,6 +28,7 @@ TINY = Path(__file__).parents[1] / "training" / "tiny.py"
 QUICK = ["--model", f"{TINY}:net", "--image-size", "8", "--subset", "64", "--batch-size", "32", "--device", "cpu"]
 
 
+@pytest.mark.long
 def test_a_run_is_exported_and_training_ends_by_naming_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

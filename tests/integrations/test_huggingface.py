@@ -122,6 +122,7 @@ def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
         FracTrainCallback(rewritten_bert(), stage_steps=0)
 
 
+@pytest.mark.long
 def test_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
     rows = WhichModule(20)  # 5 steps an epoch
     config = FracConfig(method="pfq", schedule="manual", stages="FW(4,8)/BW(6,8)")
@@ -549,6 +550,7 @@ class FailsOnce:
             raise RuntimeError("out of memory")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["mixin", "callback"])
 def test_a_training_that_failed_goes_on_in_the_same_trainer_and_is_watched_on(kind: str, tmp_path: Path) -> None:
     rows = WhichModule(20)  # 5 steps an epoch

@@ -156,6 +156,7 @@ def test_a_short_run_reaches_its_last_stage(
     assert len(told) == 1 and "provisional" in told[0]
 
 
+@pytest.mark.long
 def test_one_epoch_is_divided_by_steps_where_the_trainer_counts_them(tmp_path: Path) -> None:
     rows = lightnings(1, tmp_path / "lightning").ledger.rows[0].pure  # 5 steps
     assert [(row.stage, row.step) for row in rows] == [(0, 1), (1, 2), (2, 3), (3, 5)]

@@ -24,8 +24,7 @@ from fractrain_fx.execution.backends.cuda import CUDA
 from fractrain_fx.execution.plan import Call, Factor, Plan, Rounds
 from fractrain_fx.formats import MicroscalingFormat, Operand, ValueRange
 from fractrain_fx.formats.affine import AffineFormat, measure
-from fractrain_fx.formats.affine.gate_gradient import affine_gains
-from fractrain_fx.formats.affine.rounding import round_on_any_tensor
+from fractrain_fx.formats.affine.rounding import round_affine
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.microscaling import Scaling, round_blocks
 from fractrain_fx.formats.microscaling import quantize as by_plain_operations
@@ -77,14 +76,14 @@ def test_ranges_and_roundings_are_those_of_the_plain_operations(dim: int | None,
         for bits, each in itertools.product(widths, ends(x, dim)):
             found = calls.round_by_triton(x, torch.tensor(bits), each)
             assert found is not None and found.dtype == x.dtype
-            assert torch.equal(found, round_on_any_tensor(x, torch.tensor(bits), each, False, None)), (bits, x.stride())
+            assert torch.equal(found, round_affine(x, torch.tensor(bits), each)), (bits, x.stride())
 
 
 def test_each_sample_has_its_own_bits_and_is_erased_at_0() -> None:
     for x in layouts():
         bits = torch.tensor([0, 2, 8, 32])[torch.arange(len(x)) % 4].view(-1, *[1] * (x.ndim - 1))
         within = measure(x)
-        expected = round_on_any_tensor(x, bits, within, False, None)
+        expected = round_affine(x, bits, within)
         assert equal(calls.round_by_triton(x, bits, within), expected)
         assert equal(calls.round_by_triton(x, bits, within, erase=True), torch.where(bits == 0, 0, expected))
 
@@ -113,7 +112,7 @@ def test_a_bad_value_makes_nan_of_its_range_or_of_itself_in_a_range_that_is_give
         assert torch.equal(span.isfinite(), within.span.isfinite()) and torch.equal(lo.isnan(), within.lo.isnan())
         for each in (ValueRange(lo, span, True), ValueRange(torch.tensor(-1.0), torch.tensor(2.0))):
             found = calls.round_by_triton(x, torch.tensor(4), each)
-            expected = round_on_any_tensor(x, torch.tensor(4), each, False, None)
+            expected = round_affine(x, torch.tensor(4), each)
             assert found is not None and torch.equal(found.nan_to_num(9), expected.nan_to_num(9))
             assert found.isnan().any()
 
@@ -124,7 +123,7 @@ def test_a_range_wider_than_float32_saturates_and_a_constant_has_a_grid() -> Non
         lo, span = calls.measure_by_triton(x, None, [])
         assert torch.equal(lo, within.lo) and torch.equal(span, within.span) and span.isfinite()
         found = calls.round_by_triton(x, torch.tensor(4), within)
-        assert found is not None and torch.equal(found, round_on_any_tensor(x, torch.tensor(4), within, False, None))
+        assert found is not None and torch.equal(found, round_affine(x, torch.tensor(4), within))
 
 
 @pytest.mark.parametrize("squared", thinned([False, True], 2))
@@ -132,12 +131,13 @@ def test_the_gradient_of_gates_is_that_of_the_plain_operations(squared: bool) ->
     for x in (each for each in layouts() if each.ndim > 1):
         g = torch.randn_like(x)
         for within in ends(x, None):
-            expected = affine_gains(x, g, [0, 2, 8, 4, 32, 2], within, squared=squared)
+            expected = AffineFormat().activation_gains(x, g, [0, 2, 8, 4, 32, 2], within, squared)
             found = calls.gains_by_triton(x, g, [0, 2, 8, 4, 32, 2], within, squared=squared)
             torch.testing.assert_close(found, expected.float(), rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
     x, g = torch.randn(2, 10_000), torch.randn(2, 10_000)  # several blocks a sample
     found = calls.gains_by_triton(x, g, [3], measure(x), squared=squared)
-    torch.testing.assert_close(found, affine_gains(x, g, [3], measure(x), squared=squared), rtol=1e-3, atol=1e-3)
+    expected = AffineFormat().activation_gains(x, g, [3], measure(x), squared)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_running_range_moves_as_the_plain_operations_move_it() -> None:
@@ -173,7 +173,7 @@ def test_a_weight_is_measured_and_rounded_at_once(bits: int) -> None:
         expected = measure(w, 0)
         assert found is not None and within is not None and found.dtype == w.dtype and within.measured_here
         assert torch.equal(within.lo, expected.lo) and torch.equal(within.span, expected.span)
-        assert torch.equal(found, round_on_any_tensor(w, torch.tensor(bits), expected, False, None))
+        assert torch.equal(found, round_affine(w, torch.tensor(bits), expected))
     w = torch.tensor([[NAN, 1.0], [2.0, 3.0]])
     found, _ = calls.round_rows_by_triton(w, torch.tensor(bits), 0) or (None, None)
     assert found is not None and found.isnan().sum() == (1 if bits in (0, 32) else 2)
@@ -201,8 +201,8 @@ def test_a_product_by_the_backend_is_that_of_the_kernels_one_by_one(
     assert CUDA.refuses(plan, call, (True, True, True)) is None
     out, kept = CUDA.forward(plan, call)
     expanded = axis.expand(torch.tensor(bits), a.shape)
-    x = round_on_any_tensor(a, expanded, measure(a), False, None)
-    w = round_on_any_tensor(b, torch.tensor(6), measure(b, 0), False, None)
+    x = round_affine(a, expanded, measure(a))
+    w = round_affine(b, torch.tensor(6), measure(b, 0))
     assert torch.equal(out, F.linear(x, w, added))
     rounded = calls.round_by_triton(g, expanded, measure(g), noise=7, erase=True)
     assert rounded is not None

@@ -28,6 +28,7 @@ from fractrain_fx.nn.rounding import rounded_gradient
 from tests.models import thinned
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cases", thinned(["not long", "long"], 2))
 def test_the_kernels_give_the_numbers_of_the_plain_operations(cases: str) -> None:
     pytest.importorskip("triton", minversion="3.7")  # the interpreter of older ones fails with today's numpy

@@ -159,6 +159,7 @@ def test_what_cannot_measure_is_refused() -> None:
         FracConfig(method="static", format="mx", affine=NEEDED)
 
 
+@pytest.mark.long
 def test_a_compiled_graph_measures_in_its_backward_pass() -> None:
     eager, _ = trained(0, affine=NEEDED)
     compiled = copy.deepcopy(eager)

@@ -14,6 +14,7 @@ from tests.training.runs import quiet, settings
 from tests.training.started import another_process
 
 
+@pytest.mark.long
 def test_a_run_is_measured_and_its_widths_are_allocated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

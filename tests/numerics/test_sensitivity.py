@@ -36,6 +36,7 @@ def found(net: Trained) -> Sensitivities:
     return sensitivity(net.model, net.batches[:4], criterion=net.criterion)
 
 
+@pytest.mark.long
 def test_the_variance_of_a_gradient_is_that_of_many_roundings(net: Trained) -> None:
     found = sensitivity(net.model, net.batches[:4], criterion=net.criterion, precisions=[3])
     name = found.measured[-1].name

@@ -17,7 +17,7 @@ from fractrain_fx.hardware.run_machines import price_run
 from fractrain_fx.nn.cost import Cost, CostMeter, Forward
 from fractrain_fx.training import RunResult, RunSettings, TrainSettings
 from fractrain_fx.training.log import RunLog
-from fractrain_fx.training.log.look import epoch_bits
+from fractrain_fx.training.log.messages import epoch_bits
 from fractrain_fx.training.log.records import EpochRecord, Start, keep_start
 from fractrain_fx.zoo.models import resnet74
 from tests.build import paper, rewritten

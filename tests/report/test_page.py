@@ -130,6 +130,7 @@ def test_a_run_of_one_epoch_is_a_point(trained: Path, tmp_path: Path) -> None:
         assert ["run: run" in str(mark.get("aria-label")) for mark in circles if mark.get("opacity") != "0"] == [True]
 
 
+@pytest.mark.long
 def test_a_run_without_a_finite_measure_is_reported_without_a_best_evaluation(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained / "static", run, ignore=shutil.ignore_patterns("checkpoint-*"))
@@ -236,6 +237,7 @@ def with_machines(run: Run, **changes: object) -> Run:
     return replace(run, result=replace(run.result, machines=machines))
 
 
+@pytest.mark.long
 def test_machines_show_finished_runs_and_say_what_has_no_price(trained: Path) -> None:
     first, second = read_runs([str(trained / name) for name in ("fractrain", "static")])
     panel = machines_panel([first, second])

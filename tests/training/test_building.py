@@ -57,6 +57,7 @@ def told(run: RunSettings, **words: Path) -> tuple[Trainer, str]:
     return trainer, stream.getvalue()
 
 
+@pytest.mark.long
 def test_kernels_are_built_for_a_long_run_and_not_for_a_short_one(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

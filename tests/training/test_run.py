@@ -50,8 +50,9 @@ def test_without_a_folder_both_phases_run_too() -> None:
     assert build_trainer(settings("fine-tuning"), console=quiet()).fit().epochs == 2
 
 
-@pytest.mark.parametrize("setting", ["adaptation", "fine-tuning"])
-@pytest.mark.parametrize("gates", [{"gate_lr": "peak"}, {"gate_lr_factor": 0.5}])
+@pytest.mark.parametrize(
+    ("setting", "gates"), [("adaptation", {"gate_lr": "peak"}), ("fine-tuning", {"gate_lr_factor": 0.5})]
+)
 def test_settings_of_gates_are_for_the_second_phase(setting: str, gates: dict[str, Any]) -> None:
     run = settings(setting, pretrain_epochs=1)
     run = replace(run, train=replace(run.train, epochs=1, **gates))
@@ -59,6 +60,7 @@ def test_settings_of_gates_are_for_the_second_phase(setting: str, gates: dict[st
     assert gates.items() <= vars(trainer.settings).items() and trainer.model.frac_config.gated
 
 
+@pytest.mark.long
 def test_a_stop_in_either_phase_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = settings("fine-tuning", pretrain_epochs=2)
     whole = new_run(run, tmp_path / "whole", quiet())
@@ -121,6 +123,7 @@ def test_a_run_whose_checkpoints_are_lost_says_that_it_starts_anew_and_keeps_its
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_a_run_whose_checkpoints_of_both_phases_are_lost_starts_both_anew(tmp_path: Path) -> None:
     loop = TrainSettings(epochs=1, batch_size=32, device="cpu")
     run = settings("fine-tuning", pretrain_epochs=1, train=loop, frac=FracConfig(method="float"))

@@ -292,6 +292,7 @@ def test_a_run_compiles_segments() -> None:
     assert any(not torch.equal(before[name], now) for name, now in weights(trainer).items())
 
 
+@pytest.mark.long
 def test_checkpointing_gives_the_same_run() -> None:
     found = []
     for checkpointing in (False, True):
@@ -321,6 +322,7 @@ def test_a_step_with_fewer_batches_than_accumulate_takes_their_mean_too(method: 
     assert runs[0][1] == runs[1][1]
 
 
+@pytest.mark.long
 def test_a_run_whose_last_steps_are_short_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     whole = new_run(settings(epochs=3, accumulate=2), tmp_path / "whole", quiet())
     whole.fit()
@@ -358,6 +360,7 @@ def test_metrics_say_how_far_the_gates_chose_by_input(tmp_path: Path) -> None:
     assert 1 <= row["configurations"] <= len(trainer.data.test) and 0 < row["commonest"] <= 1
 
 
+@pytest.mark.long
 def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
     run = settings(epochs=3)
     run = replace(run, frac=run.frac.replace(**{"affine.gradient_grid": "zero", "gate.control": "multiplier"}))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
+from itertools import combinations
 
 import pytest
+import yaml
 
 from fractrain_fx.config.targets import Reach, resolve_targets
 from fractrain_fx.engine.controller import authors_beta
@@ -33,6 +36,13 @@ def test_a_recipe_is_a_whole_run(recipe: Recipe) -> None:
     if settings.model == "zoo:mobilenetv2":
         assert [(pin.pattern, str(pin.precision)) for pin in settings.frac.pins] == [("depthwise", "FW-8/BW-16")]
     assert "settings" in recipe.to_dict()
+
+
+def test_parts_that_recipes_merge_share_no_setting() -> None:
+    """Versions of PyYAML differ in which of two merged parts wins."""
+    read = yaml.safe_load((files("fractrain_fx.zoo") / "recipes.yaml").read_text(encoding="utf-8"))
+    settings = [set().union(*read[kind].values()) for kind in ("loops", "models", "methods")]
+    assert all(settings) and not any(one & other for one, other in combinations(settings, 2))
 
 
 @pytest.mark.parametrize(("table", "count"), ROWS.items())

@@ -39,13 +39,8 @@ Reader = Callable[[str, Tensor], None]
 class Digest:
     """A tensor's shape, its type and a SHA-256 of its values.
 
-    Digests are equal if and only if the tensors are, value for value: NaN equals NaN, and 0 equals -0.
-
-    Attributes:
-        shape: of the tensor.
-        dtype: of the tensor.
-        content: the hash.
-        largest: the largest finite magnitude of a floating tensor, else 0.
+    Digests are equal if and only if the tensors are, value for value: NaN equals NaN, and 0 equals -0. ``largest`` is
+    the largest finite magnitude of a floating tensor, else 0.
     """
 
     shape: tuple[int, ...]
@@ -61,13 +56,9 @@ class Digest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run.
+    """What one run returned, detached, and its digests by name; eval mode has none.
 
-    Attributes:
-        output: what the call returned, detached.
-        digests: by name, of the gradients of parameters and inputs, if the run went backward, and of buffers after it;
-            empty in eval mode.
-        buffers: the names of buffers.
+    Digests are of the gradients of parameters and inputs, if the run went backward, and of the buffers after it.
     """
 
     output: Any
@@ -112,18 +103,10 @@ def read_run(
 ) -> Any:
     """Call the model or its graph, and in train mode hand over each gradient, when backward has it, and each buffer.
 
-    Args:
-        snapshot: the model.
-        run: the model, its recorded graph, or an interpreter of a graph.
-        train: the mode.
-        example: the call.
-        read: is called with name and gradient of each parameter and input that has one, then with the buffers.
-        wanted: the names to hand over; all if left out.
-        backward: go backward in train mode. Without it, gradients are on or off as they are around this call.
-        value_free: run the path that the model takes if values must not be read.
-
-    Returns:
-        What the call returned, detached.
+    ``run`` is the model, its recorded graph, or an interpreter of a graph. ``read`` is called with name and gradient of
+    each parameter and input that has one, then with the buffers; if ``wanted`` is given, only with these names. Without
+    ``backward``, gradients are on or off as they are around this call. ``value_free`` runs the path that the model
+    takes if values must not be read. The result is what the call returned, detached.
     """
     if backward:
         return_freed_memory()

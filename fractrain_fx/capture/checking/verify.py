@@ -35,15 +35,10 @@ __all__ = ["Attempt", "Run", "check_repeated", "check_trial", "locate", "tie_bat
 
 @dataclass(frozen=True)
 class Run:
-    """One recorded run.
+    """One recorded run; ``returns`` has the module calls in the order in which they ended.
 
-    Attributes:
-        graph: its graph.
-        returns: module calls in the order in which they ended.
-        guards: conditions on sizes.
-        python: attributes whose values decided what was recorded.
-        seen: the circumstances that code read.
-        typed: numbers of the input tensors whose exact type code read.
+    ``python`` has the attributes whose values decided what was recorded, ``typed`` the numbers of the input tensors
+    whose exact type code read.
     """
 
     graph: Graph
@@ -63,10 +58,9 @@ class Attempt:
 
 
 def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Batching) -> None:
-    """Compare the graph with the model.
+    """Compare the graph with the model; ``OneNodeError`` names the modules where they differ.
 
-    Raises:
-        OneNodeError: they differ, or the model's own code looks at the number of samples; names the modules to blame.
+    It also names modules whose own code looks at the number of samples.
     """
     values = tuple(trial.example.tensors.values())
     guard = attempt.runs[trial.train].guards.failed_guard(values, attempt.graphs[trial.train], snapshot.model)
@@ -93,8 +87,7 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
 def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
     """Compare the second of two calls in a row, if modules stay one call each: they may keep something.
 
-    Raises:
-        OneNodeError: the graph's second call differs from the model's; names the module around all of them.
+    If the calls differ, ``OneNodeError`` names the module around all of them.
     """
     graph = attempt.graphs[trial.train]
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}

@@ -34,13 +34,10 @@ _Line = tuple[CodeType, int]
 
 @dataclass(frozen=True)
 class AttributePath:
-    """The place of an attribute in the model.
+    """The place of an attribute in the model; ``module`` is a path.
 
-    Attributes:
-        module: path of the module.
-        held: name of the module's object (a configuration) that has the attribute, with dots for an object inside an
-            object; ``""`` if the module has it.
-        name: name of the attribute.
+    ``held`` is the name of the module's object (a configuration) that has the attribute, with dots for an object inside
+    an object; ``""`` if the module has it.
     """
 
     module: str
@@ -53,17 +50,10 @@ class AttributePath:
 
 @dataclass
 class Access:
-    """The use of one attribute in one recorded run.
+    """The use of one attribute in one recorded run; ``value`` is its value when it was first read or set.
 
-    Attributes:
-        holder: the module or object that has it.
-        place: its place in the model.
-        value: its value when it was first read or set.
-        carried: whether the run read it before setting it, so that its value from before the run matters.
-        readers: paths of the modules in whose forward it was read.
-        writers: paths of the modules in whose forward it was set.
-        read_at: lines of code that read it.
-        set_at: lines of code that set it.
+    If ``carried``, the run read it before setting it, so that its value from before the run matters. ``readers`` and
+    ``writers`` are paths of the modules in whose forward it was read or set.
     """
 
     holder: Any
@@ -96,9 +86,6 @@ class Attributes:
 
     While the recorder is paused nothing is noted: a module or function that stays one call runs then, and it reads its
     attributes again at every run.
-
-    Attributes:
-        accesses: the attributes that were read or set, by holder and name.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:

@@ -40,12 +40,8 @@ _HOOK_KINDS = {
 class _Attribute:
     """An attribute that the recording read.
 
-    Attributes:
-        access: the attribute.
-        names: the dictionary in which it lies; empty for a variable of a closure.
-        raw: its value there at the last comparison.
-        value: a copy of its value when it was recorded.
-        reported: whether a change was reported.
+    ``names`` is the dictionary in which it lies, empty for a variable of a closure; ``raw`` is its value there at the
+    last comparison, ``value`` a copy of its value when it was recorded.
     """
 
     def __init__(self, access: Access) -> None:
@@ -77,11 +73,8 @@ def _in_copy(value: Any, memo: dict[int, Any]) -> Any:
 class OriginalCheck:
     """The structure, attributes and hooks of a model that its graphs were recorded from.
 
-    Args:
-        model: the model that was passed to ``fractrainify``.
-        graph_module: its graph.
-        read: the attributes whose values decided what was recorded.
-        called: paths of the modules that the graphs call, whose inside is not theirs.
+    The values of the attributes ``read`` decided what was recorded. ``called`` has paths of the modules that the graphs
+    call, whose inside is not theirs.
     """
 
     def __init__(
@@ -95,20 +88,12 @@ class OriginalCheck:
         self._note()
 
     def check(self) -> None:
-        """Compare by identity, at every call; compare closely if anything differs.
-
-        Raises:
-            ModelError: modules or parameters are not those of the graph.
-        """
+        """Compare by identity, at every call; compare closely if anything differs."""
         if not self._as_noted():
             self.check_closely()
 
     def check_closely(self) -> None:
-        """Compare modules, parameters, attributes and hooks; warn of changes without effect.
-
-        Raises:
-            ModelError: modules or parameters are not those of the graph, or layers are sharded that it does not call.
-        """
+        """Refuse another structure and sharded layers that the graph does not call; warn of changes without effect."""
         self.require_structure("the rewritten model still runs the graph of the old structure")
         if any(hasattr(module, "set_requires_gradient_sync") for path, module in self.uncalled.items() if path):
             raise ModelError(SHARDED_ELSEWHERE)
@@ -128,15 +113,7 @@ class OriginalCheck:
         return any(str(each.access.place) == name for each in self._attributes)
 
     def require_structure(self, what: str, way_out: str = "") -> None:
-        """Compare modules and parameters with those of the graph.
-
-        Args:
-            what: the consequence of a difference, for the message.
-            way_out: another remedy, for the message.
-
-        Raises:
-            ModelError: they differ.
-        """
+        """Refuse modules and parameters that are not the graph's; the message has the consequence and a ``way_out``."""
         if differences := self.structure.differences():
             if self.structure.has_new_adapters:
                 way_out += f"; or, after peft_model.unload(), {ADAPTERS_FIRST}"

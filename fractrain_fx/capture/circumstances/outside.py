@@ -36,11 +36,9 @@ _LIBRARIES = ("random", "numpy")
 class PythonState:
     """The Python state that a recording depends on or leaves out.
 
-    Attributes:
-        read: plain attributes whose values decided what was recorded.
-        notes: warnings about harmless things that the graph leaves out.
-        types: whether code read the floating type of a tensor, so that the graph may have this type as a constant.
-        checkpointed: whether code asked for activation checkpointing, which a graph does not have.
+    The values of the attributes ``read`` decided what was recorded; ``notes`` are warnings about harmless things that
+    the graph leaves out. ``types``: code read the floating type of a tensor, so that the graph may have this type as a
+    constant. ``checkpointed``: code asked for activation checkpointing, which a graph does not have.
     """
 
     read: tuple[Access, ...] = ()
@@ -131,11 +129,9 @@ def _carried(
 ) -> tuple[list[Obstacle], list[str]]:
     """Find modules that must stay one call, or need a warning, because of attributes that a recorded run changed.
 
-    The next call would begin with the changed values, whereas a graph begins every call with the recorded ones.
-    A table that is made at the first call and kept needs neither: a second call finds it and gives the same output.
-
-    Returns:
-        Obstacles, and warnings about counters that nothing else reads.
+    The next call would begin with the changed values, whereas a graph begins every call with the recorded ones. A table
+    that is made at the first call and kept needs neither: a second call finds it and gives the same output. The
+    warnings are about counters that nothing else reads.
     """
     if not changed:
         return [], []

@@ -34,12 +34,7 @@ class Structure:
     """Modules by path and identity, parameters and saved buffers by name and shape, and groups of tied names.
 
     Tensors are not compared by identity: a move, a cast, an assigned checkpoint and FSDP replace them under the same
-    names.
-
-    Args:
-        original: the model that was passed to ``fractrainify``.
-        graph_module: its graph, whose dictionary of children is not the original's.
-        called: paths of modules that the graph calls. Of their parents the graph has the code.
+    names. ``called`` has paths of modules that the graph calls; it has the code of their parents.
     """
 
     def __init__(self, original: nn.Module, graph_module: nn.Module, called: frozenset[str]) -> None:

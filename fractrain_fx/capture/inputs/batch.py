@@ -15,15 +15,10 @@ __all__ = ["batch_size", "call_of", "resize_batch"]
 
 
 def batch_size(inputs: Any, axis: int = 0, *, packed: bool = False) -> int | None:
-    """Samples in ``inputs``: the size that most tensors have along ``axis`` (the first one, if sizes tie).
+    """Samples in nested ``inputs``: the size that most tensors have along ``axis`` (the first one, if sizes tie).
 
-    Args:
-        inputs: tensors in any nesting of containers.
-        axis: the dimension of every input that holds the samples.
-        packed: take the smallest size, because tensors may have several rows for each sample.
-
-    Returns:
-        The number of samples, or ``None`` if no tensor has that dimension.
+    ``packed`` takes the smallest size, because tensors may have several rows for each sample. ``None`` if no tensor has
+    that dimension.
     """
     sizes = [x.shape[axis] for x in tensors_in(inputs) if x.ndim > axis and is_strided(x)]
     if packed:

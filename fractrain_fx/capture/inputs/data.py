@@ -16,11 +16,7 @@ __all__ = ["has_data", "needs_data", "rejection", "without_data"]
 
 
 def has_data(model: nn.Module) -> bool:
-    """Whether the tensors of a model have values.
-
-    Raises:
-        CaptureError: only some of them have values, or they are fake tensors.
-    """
+    """Whether the tensors of a model have values; fake tensors are refused, and models where only some have values."""
     tensors = [*model.parameters(), *model.buffers()]
     kind = in_words(model)
     if any(isinstance(x, FakeTensor) for x in tensors):

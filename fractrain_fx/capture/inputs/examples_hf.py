@@ -51,11 +51,7 @@ class HuggingFaceInputs:
         self.padded = torch.zeros(batch, 0, dtype=torch.bool)  # set with the text
 
     def build(self, labels: bool) -> dict[str, Tensor]:
-        """The inputs, with labels or without.
-
-        Raises:
-            InputError: the model needs an input that its configuration does not describe.
-        """
+        """The inputs, with labels or without."""
         builders = {
             "input_ids": self._text,
             "pixel_values": self._images,

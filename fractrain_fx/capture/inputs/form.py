@@ -48,10 +48,7 @@ def form_of(value: Any, *, passed: bool = True) -> Any:
     """The form of an argument: containers are copied, and each tensor in them is replaced by its kind.
 
     An object that is neither a container nor a dataclass has itself in its form, and what its attributes hold now.
-
-    Args:
-        value: the argument.
-        passed: whether the recorded call passed it. Tensors of a default are constants of the graph: only they fit.
+    Tensors of a default, which was not ``passed``, are constants of the graph: only they fit.
     """
     return _form(value, hidden=not passed, seen={})
 
@@ -102,10 +99,8 @@ class _Held:
 class _Object:
     """A mapping, a list of another class, a dataclass, or any other object, as it was.
 
-    Attributes:
-        holder: the object.
-        items: keys and forms of what it contains; ``None`` if it is not a container or dataclass.
-        attributes: forms of its other attributes, by name.
+    ``items`` has keys and forms of its contents, ``None`` if it is not a container or dataclass; ``attributes`` has the
+    forms of its other attributes.
     """
 
     holder: Any
@@ -180,11 +175,7 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 
 def require_tensors(name: str, value: Any) -> None:
-    """Refuse arrays of numpy, which would be constants.
-
-    Raises:
-        InputError: ``value`` is an array or a strided nested tensor, or a container of such.
-    """
+    """Refuse arrays of numpy, which would be constants, and strided nested tensors, also inside containers."""
     if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
         raise InputError(
             f"argument {name!r} is a nested tensor of the strided layout, which has no sizes that code can read: "

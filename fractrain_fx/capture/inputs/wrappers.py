@@ -20,10 +20,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DDP, DataParallel, ``torch.compile`` and the wrappers of ``accelerator.prepare``.
 
     Wrappers belong around the rewritten model. A warning names each wrapper that was taken off, because code may rely
-    on it (DDP averages gradients over processes).
-
-    Raises:
-        CaptureError: its parameters are sharded over processes, so that no process holds the model.
+    on it (DDP averages gradients over processes). Parameters sharded over processes are refused: no process holds the
+    model.
     """
     taken: list[str] = []
     while (inner := _unwrapped(model)) is not None:

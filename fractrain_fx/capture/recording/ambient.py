@@ -52,10 +52,8 @@ GRADIENT_READS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 class Ambient:
     """Notes circumstances while a model is recorded.
 
-    Attributes:
-        inputs: the tensors among the inputs, in order.
-        types: the nodes whose types code read, with the kinds of these types.
-        floating: whether code read the floating type of a tensor.
+    ``types`` has the nodes whose types code read, with the kinds of these types; ``floating`` tells whether code read
+    the floating type of a tensor.
     """
 
     def __init__(self, model: nn.Module, writer: Writer) -> None:

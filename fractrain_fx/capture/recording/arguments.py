@@ -35,13 +35,10 @@ _LITERALS = (str, bool, int, float, complex, type(None), type(...), torch.dtype,
 
 
 def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
-    """A value as a node's argument.
+    """A value as a node's argument; ``UnrepresentableError`` if a part of it has no form in generated code.
 
     With ``cut`` the model has switched gradients off, so tensors enter detached. Whether one needs a gradient now does
     not matter: in a later call it may.
-
-    Raises:
-        UnrepresentableError: a part of ``value`` has no form in generated code.
     """
     if isinstance(value, Tensor):
         node = writer.node_of(value)
@@ -161,19 +158,11 @@ def _built(
 
 
 def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_place: set[int], cut: bool = False) -> Any:
-    """Map the tensors in a call's result to its node.
+    """Map the tensors in a call's result to its node; ``cut`` says that the call ran with gradients switched off.
 
-    Args:
-        writer: gets the node of each tensor.
-        result: the result of the call.
-        node: the call's node.
-        taken: identities of the call's arguments.
-        in_place: identities of the arguments that the call changed.
-        cut: whether the results were computed with gradients switched off.
-
-    Returns:
-        ``result``, with a new tensor object for each argument that was returned unchanged. Two nodes must not share
-        one object, or users of the argument would read it from this call.
+    ``taken`` has the identities of the call's arguments, ``in_place`` of those that it changed. The result has a new
+    tensor object for each argument that was returned unchanged: two nodes must not share one object, or users of the
+    argument would read it from this call.
     """
 
     def part_of(part: Any, follow: Callable[..., Any], key: Any) -> Any:

@@ -26,11 +26,7 @@ _SPLITS = ("split", torch.split)
 
 
 def remove_dead(graph: Graph) -> bool:
-    """Erase unused nodes without effects, last first, then regions left empty.
-
-    Returns:
-        Whether anything was erased.
-    """
+    """Erase unused nodes without effects, last first, then regions left empty; tells whether it erased anything."""
     before = len(graph.nodes)
     for node in reversed(graph.nodes):
         if not node.users and not has_effect(node):
@@ -43,10 +39,8 @@ def join_whole_lists(graph: Graph) -> set[Node]:
     """Pass all parts that ``unbind`` or ``split`` gives to ``cat`` and ``stack`` in one list, however many there are.
 
     Models that keep their images in a list and join them again would otherwise be fixed to one batch size. Call it
-    before any node is erased: while each part still has its node, these show whether a list has all parts.
-
-    Returns:
-        The ``unbind`` and ``split`` nodes whose parts are only read as a whole list: the graph holds for any number.
+    before any node is erased: while each part still has its node, these show whether a list has all parts. Returns the
+    ``unbind`` and ``split`` nodes whose parts are only read as a whole list: the graph holds for any number.
     """
     sources: set[Node] = set()
     for node in graph.nodes:
@@ -108,12 +102,9 @@ def _remove_empty_regions(graph: Graph) -> None:
 
 
 def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
-    """Make ``train`` serve both modes, if the two graphs differ only in constants.
+    """Make ``train`` serve both modes, if the two graphs differ only in constants; otherwise change nothing.
 
-    Constants that differ are replaced by ``call_module`` nodes of mode switches.
-
-    Returns:
-        Whether that was possible; if not, nothing was changed.
+    Constants that differ are replaced by ``call_module`` nodes of mode switches. Tells whether that was possible.
     """
     changes = _changes(train, evaluation, additions)
     if changes is None:

@@ -34,11 +34,7 @@ class ModeSwitch(nn.Module):
 
 
 class TensorWrite(nn.Module):
-    """Sets a buffer, or another tensor, of a module that is held but not registered.
-
-    Attributes:
-        place: path of the module and name of the tensor.
-    """
+    """Sets a buffer, or another tensor, of a module that is held but not registered."""
 
     _owner: tuple[nn.Module]
 
@@ -60,10 +56,8 @@ class TensorWrite(nn.Module):
 class Additions:
     """The ``frac`` child of a recording, filled while recording.
 
-    Attributes:
-        root: the module that becomes ``frac``; ``constants``, ``mode``, ``methods`` and ``written`` appear in it when
-            first needed.
-        written: names of the parameters that the forward changes.
+    ``root`` becomes ``frac``; ``constants``, ``mode``, ``methods`` and ``written`` appear in it when first needed.
+    ``Additions.written`` has the names of the parameters that the forward changes.
     """
 
     def __init__(self) -> None:

@@ -74,9 +74,7 @@ def hook_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 class History:
     """Stands for the ``grad_fn`` of a tensor while its model is recorded: code may ask whether there is one.
 
-    Args:
-        real: the node of autograd.
-        recorder: is told of any other use.
+    ``recorder`` is told of any other use.
     """
 
     def __init__(self, real: Any, recorder: Recorder) -> None:

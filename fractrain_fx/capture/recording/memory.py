@@ -23,12 +23,7 @@ Place = int | str
 
 @dataclass(frozen=True)
 class Memory:
-    """What a call did to the memory of its operands when it was recorded.
-
-    Attributes:
-        writes: the places of tensors that it changed.
-        shares: the places of tensors in whose memory its result lay.
-    """
+    """The places of operands that a call changed when it was recorded, and of those in whose memory its result lay."""
 
     writes: frozenset[Place] = frozenset()
     shares: frozenset[Place] = frozenset()

@@ -34,10 +34,8 @@ __all__ = ["Calls", "plain_paths", "recording"]
 class Calls:
     """Handles each module call of a recorded run; the modules at the paths ``leaves`` stay one node.
 
-    Attributes:
-        root: the module that is recorded.
-        weighted: number of calls of modules that hold parameters.
-        arrays: functions and methods whose array of numpy became a tensor, which other code may not take.
+    ``weighted`` counts calls of modules that hold parameters. ``arrays`` has functions and methods whose array of numpy
+    became a tensor, which other code may not take.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, leaves: Mapping[str, str]) -> None:
@@ -198,12 +196,9 @@ def plain_paths(*, value_free: bool = True, checkpointing: Callable[[], object] 
     """Run models on their plain path: no fused attention, no compiled children, no activation checkpointing.
 
     Checkpointing would run batch norms twice. If it is re-entrant, it also hides what it runs, and refuses
-    ``torch.autograd.grad``.
-
-    Args:
-        value_free: also tell libraries that values must not be read, as a CUDA stream capture does. Transformers then
-            always builds attention masks, without reading whether this batch needs one.
-        checkpointing: is called when a model asks for checkpointing.
+    ``torch.autograd.grad``. ``checkpointing`` is called when a model asks for it. ``value_free`` also tells libraries
+    that values must not be read, as a CUDA stream capture does. Transformers then always builds attention masks,
+    without reading whether this batch needs one.
     """
 
     def without(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:

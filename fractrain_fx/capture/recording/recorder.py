@@ -52,21 +52,11 @@ _SIZES = frozenset({"size", "numel", "nelement", "stride"})
 class Recorder(TorchFunctionMode):
     """While active, runs each torch call and writes it to ``writer``.
 
-    Attributes:
-        writer: the graph and its tensors.
-        reads: the sizes and values that Python code read.
-        returns: module calls in the order in which they ended.
-        contractions: number of written contractions through which a gradient flows.
-        checkpointed: whether code asked for activation checkpointing.
-        failed: path of the innermost module in whose forward an error was raised.
-        paths: path of each module of the model, by identity.
-        refused: functions and methods that cannot be kept as one call, although they should.
-        hidden: the contractions inside a call that becomes one node.
-        ambient: the circumstances, and the types, that Python code read.
-        effects: watches tensors and torch's random generators.
-        handles: the handles of hooks on tensors, each with its node, by identity.
-        codes: the model's own code that made calls, with its global variables.
-        written: the buffers that Python code replaced.
+    ``returns`` has module calls in the order in which they ended; ``contractions`` counts the written ones through
+    which a gradient flows. ``failed`` is the path of the innermost module in whose forward an error was raised.
+    ``refused`` has functions and methods that cannot be kept as one call, although they should. ``paths`` (of modules)
+    and ``handles`` (of hooks on tensors, each with its node) go by identity. ``codes`` has the model's own code that
+    made calls, with its global variables, and ``written`` the buffers that Python code replaced.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:

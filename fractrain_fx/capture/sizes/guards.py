@@ -35,12 +35,7 @@ _OPPOSITES |= {opposite: op for op, opposite in _OPPOSITES.items()}
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a model's code.
-
-    Attributes:
-        file: its path.
-        line: its number, from 1.
-    """
+    """A line of a model's code, counted from 1."""
 
     file: str
     line: int
@@ -57,12 +52,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Size:
-    """A number read from the form of a tensor.
+    """A number read from the form of a tensor, the size or stride of ``dim``.
 
-    Attributes:
-        node: the tensor's node.
-        dim: the dimension.
-        read: ``"size"`` or ``"stride"``; ``"item"`` for the number that the node gives.
+    ``read`` is ``"size"`` or ``"stride"``; ``"item"`` for the number that the node gives.
     """
 
     node: Node
@@ -113,11 +105,8 @@ class Expression:
 class Guard:
     """A condition on sizes that Python code read while the graph was recorded.
 
-    Attributes:
-        expression: the expression of sizes.
-        value: its value: the graph equals its model for calls in which the expression has this value.
-        module: path of the module whose code read it.
-        place: the line that read it.
+    The graph equals its model for calls in which ``expression`` has this value. ``module`` is the path of the module
+    whose code read it.
     """
 
     expression: Expression
@@ -176,12 +165,7 @@ def holds_sizes(value: Any) -> bool:
 class InputValues:
     """A condition on an input: it has the values that it had when the graph was recorded.
 
-    Attributes:
-        name: the input.
-        index: its place among the inputs of the graph.
-        value: its recorded values.
-        place: the line that read them.
-        module: the path of the module whose code read them.
+    ``index`` is its place among the inputs of the graph; ``place`` is the line that read the values, in ``module``.
     """
 
     name: str

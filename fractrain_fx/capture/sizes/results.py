@@ -91,9 +91,8 @@ _KEYWORDS = ("split_size_or_sections", "split_size", "chunks")
 def part_count(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Counted | None:
     """The number of parts as a function of a size; ``None`` for other calls, and if the caller gives all part sizes.
 
-    Returns:
-        The tensor, the dimension that is cut, the function that counts, and its operands after the size of that
-        dimension.
+    Gives the tensor, the dimension that is cut, the function that counts, and its operands after the size of that
+    dimension.
     """
     if not (args and isinstance(args[0], Tensor)):
         return None

@@ -13,7 +13,6 @@ from torch import Tensor
 from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
-from fractrain_fx.formats.affine.grid import modest
 from fractrain_fx.formats.affine.rounding import (
     codes_affine,
     reach_affine,
@@ -21,12 +20,15 @@ from fractrain_fx.formats.affine.rounding import (
     shifted_to_zero,
     values_affine,
 )
-from fractrain_fx.formats.affine.scale import scales
+from fractrain_fx.formats.affine.scale import levels_of
 from fractrain_fx.formats.base import Bits, Format, Operand, Reach, Seed, ValueRange, Values
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure", "range_between", "range_shape"]
+
+# A range at least this wide may be wider than float32 holds, or have a level beyond it.
+_WIDE = 1e38
 
 
 class AffineFormat(Format):
@@ -64,9 +66,9 @@ class AffineFormat(Format):
         within: ValueRange,
         squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        if within.lo.ndim:
+        if within.lo.ndim or x.dtype != within.lo.dtype or not readable(x):
             return super().activation_gains(x, g, bits, within, squared)
-        return affine_gains(x, g, bits, within, squared=squared)
+        return affine_gains(x, g, bits, within, squared)
 
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
         return self.measure(w, dim)
@@ -112,9 +114,9 @@ class AffineFormat(Format):
             return bits.expand(1)
         low, high = _samples_of(g, axis).to(work_dtype(g)).aminmax(dim=1)
         within = self._of_gradients(bits, range_between(low.amin(), high.amax()))
-        scale = scales(within.span, bits)
-        levels = ((high - within.lo) / scale).ceil() - ((low - within.lo) / scale).floor() + 1
-        return levels.log2().ceil().clamp(min=1).minimum(bits)
+        levels = levels_of(within, bits)
+        count = levels.places(high).ceil() - levels.places(low).floor() + 1
+        return count.log2().ceil().clamp(min=1).minimum(bits)
 
     def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
         if within is None and of.tensor == "g":
@@ -250,7 +252,7 @@ def _samples_of(x: Values, axis: BatchAxis) -> Float[Tensor, "samples rest"]:
 def range_between(lo: Tensor, hi: Tensor) -> ValueRange:
     """The range from the lowest to the highest values, as :func:`measure` gives it."""
     span = hi - lo
-    if modest(span):
+    if readable(span) and float(span if span.numel() == 1 else span.amax()) < _WIDE:
         return ValueRange(lo, span, True)
     # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow. `hi - hi` is NaN for an
     # infinite end, so an infinite range is not clamped to a finite one.

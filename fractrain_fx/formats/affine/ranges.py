@@ -8,7 +8,7 @@ from torch import Tensor
 from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.formats.affine.format import measure, range_between
 from fractrain_fx.formats.affine.rounding import reach_affine, round_affine, shifted_to_zero
-from fractrain_fx.formats.affine.scale import scales
+from fractrain_fx.formats.affine.scale import levels_of
 from fractrain_fx.formats.base import Bits, Operand, Reach, Seed, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, is_rounded, work_dtype
 from fractrain_fx.formats.noise import APART
@@ -53,7 +53,7 @@ class RangedAffineFormat(PerProductFormat):
         measured = self.range_of(x, of)
         if of.tensor == "g" and self.gradient_grid == "zero":
             measured = shifted_to_zero(bits, measured)
-        scale = scales(measured.span, bits) * (is_rounded(bits) & (measured.span > 0))
+        scale = levels_of(measured, bits).scale * (is_rounded(bits) & (measured.span > 0))
         return reach_affine(bits, measured)._replace(scales=scale)
 
     def range_of(self, x: Values, of: Operand) -> ValueRange:

@@ -26,9 +26,7 @@ _VALUES, _STRETCH = 1024, 32
 class _Axes(NamedTuple):
     """A tensor's memory as ``[outer, a, middle, b, inner]``, in which blocks lie along ``a`` and ``b``.
 
-    Attributes:
-        order: the order of its dimensions in that memory.
-        sizes: of the five axes.
+    ``order`` is the order of its dimensions in that memory.
     """
 
     order: tuple[int, ...]
@@ -46,19 +44,12 @@ def round_blocks_by_triton(
 ) -> Tensor | None:
     """Round like :func:`~fractrain_fx.formats.microscaling.round_blocks`; 0, 16 and 32 bits are no small numbers.
 
-    One launch, and two or three more for scales of rows or of the tensor. The noise is the hash of compiled graphs, of
-    each value's position in memory.
+    One launch, and two or three more for scales of rows or of the tensor. The noise, if its seed ``noise`` is given, is
+    the hash of compiled graphs, of each value's position in memory.
 
-    Args:
-        x: values.
-        bits: one width, or widths that broadcast against ``x``.
-        elements: up to three: that of each width, in numbers.
-        cuts: one, or two of equal size for square blocks.
-        scale: type of the scales.
-        noise: seed of the noise; ``None``: no noise.
-
-    Returns:
-        The rounded values, in the type of ``x``; ``None`` if bits differ along several dimensions.
+    ``bits`` is one width, or widths that broadcast against ``x``; there are up to three ``elements``, and two ``cuts``
+    of equal size for square blocks. The result has the type of ``x``; it is ``None`` if bits differ along several
+    dimensions.
     """
     from fractrain_fx.kernels.triton.blocks import blocks_rounded
 

@@ -43,17 +43,11 @@ def round_by_triton(
 ) -> Tensor | None:
     """Round like :func:`~fractrain_fx.formats.affine.rounding.round_affine`, in one launch.
 
-    The noise is the hash of compiled graphs, of each value's position in memory.
+    The noise, if its seed ``noise`` is given, is the hash of compiled graphs, of each value's position in memory.
 
-    Args:
-        x: values.
-        bits: one width, or widths that broadcast against ``x``.
-        within: the range; its ends broadcast against ``x``.
-        noise: its seed; ``None``: no noise.
-        erase: whether values of 0 bits become 0 instead of staying as they are.
-
-    Returns:
-        The rounded values, in the type of ``x``; ``None`` if bits or ranges differ along several dimensions.
+    ``bits`` and the ends of the range broadcast against ``x``. With ``erase`` values of 0 bits become 0 instead of
+    staying as they are. The result has the type of ``x``; it is ``None`` if bits or ranges differ along several
+    dimensions.
     """
     from fractrain_fx.kernels.triton.kernels import rounded
 
@@ -74,14 +68,8 @@ def round_by_triton(
 def round_rows_by_triton(w: Tensor, bits: Tensor, dim: int | None) -> tuple[Tensor, ValueRange] | None:
     """Measure and round a weight to one width, in one launch.
 
-    Args:
-        w: values.
-        bits: one width.
-        dim: one range for each index of this dimension.
-
-    Returns:
-        The rounded values and their range, shaped to broadcast; ``None`` if the rows along ``dim`` are long or do not
-        lie one after the other.
+    Gives the rounded values and one range for each index of ``dim``, shaped to broadcast; ``None`` if the rows along
+    ``dim`` are long or do not lie one after the other.
     """
     from fractrain_fx.kernels.triton.kernels import rounded_rows
 
@@ -106,13 +94,8 @@ def measure_by_triton(
 ) -> tuple[Tensor, Tensor]:
     """Low end and width of the range of ``x``, as :func:`~fractrain_fx.formats.affine.measure` finds them.
 
-    Args:
-        x: values.
-        dim: one range for each index of this dimension, or ``None``.
-        shape: of both results.
-        running: without ``dim``, a running range that moves to that of ``x``, in place
-            (:func:`~fractrain_fx.formats.running.move_range`).
-        weight: of the range of ``x`` in it.
+    There is one range for each index of ``dim``; both results have ``shape``. Without ``dim``, a ``running`` range may
+    move, in place, to that of ``x``, which has ``weight`` in it (:func:`~fractrain_fx.formats.running.move_range`).
     """
     from fractrain_fx.kernels.triton.kernels import ends, measured, rows
 
@@ -160,12 +143,7 @@ def gains_by_triton(
 ) -> Tensor:
     """For each sample and each width, the sum of ``g * (Q(x) - x)``, or of its squares; 0 for 0 and 32 bits.
 
-    Args:
-        x: values, samples first.
-        g: gradient of the rounded values.
-        widths: of the options.
-        within: the range, one for all values.
-        squared: sum the squares.
+    Samples are the first dimension of ``x``; ``g`` is the gradient of the rounded values, all in one range.
     """
     from fractrain_fx.kernels.triton.kernels import gains
 

@@ -108,17 +108,10 @@ def choose_errors_by_triton(
     packed: Tensor,
     sizes: Sizes,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """The gradients of ``x``, ``h``, ``c`` and the packed weights.
+    """The gradients of ``x``, the embeddings, of the state ``h`` and ``c``, and of the packed weights.
 
-    Args:
-        grads: those of the choice, of the new state, and of the weights from later steps; ``None``: 0.
-        x: embedding of each sample.
-        h: the state before the step; ``None``: zeros.
-        c: the cell's state before the step.
-        next_h: the state after it.
-        kept: what :func:`choose_by_triton` kept.
-        packed: the weights.
-        sizes: of the controller.
+    ``grads`` are those of the choice, of the new state, and of the weights from later steps; ``None``: 0. Without ``h``
+    the step began with zeros; ``next_h`` is the state after it; :func:`choose_by_triton` kept ``kept``.
     """
     from fractrain_fx.kernels.triton.gates import chosen_errors
 

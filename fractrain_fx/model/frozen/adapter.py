@@ -23,18 +23,10 @@ _HEADING = "## Rounded base"
 def save_adapter(
     model: nn.Module, directory: Path, base: str | None, bits: Mapping[str, int], config: FracConfig
 ) -> None:
-    """Write the adapters as PEFT does, and the base's name and widths beside them.
+    """Write the adapters of a ``PeftModel`` as PEFT does, and the base's name and widths beside them.
 
-    Args:
-        model: the original, a ``PeftModel``.
-        directory: made if it does not exist.
-        base: the base's name; by default the one that PEFT knows.
-        bits: widths of the base's weights in training, by the name of the op.
-        config: the configuration that they were trained with.
-
-    Raises:
-        ModelError: the model has no adapters of PEFT.
-        ConfigError: PEFT does not know the base's name, and none was given.
+    ``base`` is by default the name that PEFT knows; ``bits`` has the widths of the base's weights in training, by the
+    name of the op.
     """
     adapters: dict[str, Any] = getattr(model, "peft_config", {})
     save: Any = getattr(model, "save_pretrained", None)

@@ -17,14 +17,9 @@ _ROUNDING = 1e-9  # in per cent of cost
 
 
 class Frozen:
-    """Notices when parameters were frozen or unfrozen, and updates costs.
+    """Notices when parameters were frozen or unfrozen, and updates costs, after a call of ``changed``.
 
     A check reads one flag of each parameter (some 30 ns). It changes no graph, because costs are tables in buffers.
-
-    Args:
-        graphs: the rewritten graphs of a model.
-        config: the configuration they were rewritten with.
-        changed: called before costs change.
     """
 
     def __init__(self, graphs: Sequence[RecordedModule], config: FracConfig, changed: Callable[[], None]) -> None:
@@ -35,14 +30,9 @@ class Frozen:
         self._flags = self._read()
 
     def follow(self, reach: Reach | None, targets: Sequence[float]) -> Reach | None:
-        """Change ops and costs if parameters were frozen or unfrozen since the last call.
+        """Change ops and costs if parameters were frozen or unfrozen since the last call, and give the present reach.
 
-        Args:
-            reach: the costs that the model could have.
-            targets: cp of each stage in per cent.
-
-        Returns:
-            The present reach. Warns of targets outside it.
+        Warns of ``targets``, the cp of each stage in per cent, outside it.
         """
         flags = self._read()
         if flags == self._flags:

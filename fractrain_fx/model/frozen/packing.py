@@ -173,11 +173,7 @@ def unpack(state: ModelState) -> frozenset[str]:
 
 
 def require_form(state: ModelState, given: Mapping[str, object]) -> None:
-    """Check that a checkpoint has codes for the weights that the model has as codes.
-
-    Raises:
-        ModelError: it has floats for codes, or codes for floats.
-    """
+    """Check that a checkpoint has codes exactly for the weights that the model has as codes."""
     ours = dict(_packed(state))
     floats = [each.frozen.name for each in ours.values() if each.frozen is not None and each.frozen.name in given]
     if floats:
@@ -194,11 +190,7 @@ def require_form(state: ModelState, given: Mapping[str, object]) -> None:
 
 
 def require_stage(state: ModelState, precision: Precision) -> None:
-    """Check that a stage leaves packed weights the bits that their codes have.
-
-    Raises:
-        ConfigError: it asks for others.
-    """
+    """Check that a stage leaves packed weights the bits that their codes have."""
     for path, quantizer in _packed(state):
         for node in state.recording.train.graph.find_nodes(op="call_module", target=path):
             frozen, bits = quantizer.frozen, node.args[1]

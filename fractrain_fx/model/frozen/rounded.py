@@ -24,14 +24,9 @@ __all__ = ["rounded_copy"]
 def rounded_copy(original: nn.Module, graph_module: RecordedModule, exact: Collection[str]) -> nn.Module:
     """Copy a model, and round the copy's weights to the bits that they have in the present stage.
 
-    Args:
-        original: the model; it keeps its weights.
-        graph_module: its rewritten graph.
-        exact: parameters that have rounded values already; rounding these again may move them by a last bit.
-
-    Raises:
-        ConfigError: the number format rounds weights anew for each product, so that they have no one rounded value.
-        ModelError: a weight is multiplied rounded in one place and read otherwise in another.
+    Parameters in ``exact`` have rounded values already; rounding these again may move them by a last bit. A weight
+    needs one rounded value: formats that round it anew for each product are refused, and weights that are read
+    otherwise elsewhere.
     """
     copied = copy.deepcopy(original)
     readers = readers_of([graph_module])

@@ -33,15 +33,10 @@ def loads_as_float(state: ModelState, packed: bool) -> bool:
 def card_text(
     state: ModelState, run: Run | None, results: Mapping[str, float], name: str, *, macs: int, loads: bool
 ) -> str:
-    """The text of a card.
+    """The text of a card; ``macs`` are the forward MACs of a sample.
 
-    Args:
-        state: the model.
-        run: its training, if an engine steered it.
-        results: measures of the model, by name.
-        name: the folder, or the repository on the Hub.
-        macs: forward MACs of a sample.
-        loads: whether transformers loads the folder as the float model.
+    ``run`` is the training, if an engine steered it; ``name`` is the folder, or the repository on the Hub. ``loads``:
+    transformers loads the folder as the float model.
     """
     parts = [_front_matter(state.original, results, name), _training(state, run, macs)]
     if results:

@@ -36,22 +36,13 @@ _FORMAT = 1
 
 
 def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, together: bool = False) -> None:
-    """Write recipe, example inputs, weights and card.
+    """Write recipe, example inputs, weights and card; ``name`` is the model's in its card.
 
     The original's weights are in a file of their own, beside the original's ``config.json`` if transformers can load
-    it. ``backend="auto"`` is written as that, because the machine that reads it may have no compiler.
+    it. ``backend="auto"`` is written as that, because the machine that reads it may have no compiler. ``together``
+    writes all tensors into one file, as a trainer's checkpoint needs them.
 
     Of a sharded model the first process writes whole weights; all must call this.
-
-    Args:
-        model: has the weights to write.
-        state: the state of the model.
-        directory: made if it does not exist.
-        name: of the model in its card.
-        together: write all tensors into one file, as a trainer's checkpoint needs them.
-
-    Raises:
-        ModelError: modules or parameters of the original were replaced.
     """
     state.as_recorded.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     whole = model.state_dict() if state.sharding is None else state.sharding.whole(model)
@@ -119,11 +110,7 @@ class Weights:
 
 
 def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = None) -> Rewritten:
-    """Rewrite a fresh model by the recipe in a directory.
-
-    Raises:
-        RunError: a file is missing or damaged, or another chain of passes wrote it.
-    """
+    """Rewrite a fresh model by the recipe in a directory, which the same chain of passes must have written."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -153,11 +140,7 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
 
 
 def load_weights(model: Packable, original: nn.Module, directory: Path) -> None:
-    """Load the weights that :func:`save` wrote into a rewritten model.
-
-    Raises:
-        RunError: the file is missing or damaged, or its weights are of another model.
-    """
+    """Load the weights that :func:`save` wrote into a rewritten model."""
     from safetensors import SafetensorError
 
     try:

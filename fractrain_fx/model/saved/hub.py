@@ -32,11 +32,7 @@ def push(model: nn.Module, state: ModelState, repo_id: str, **options: Any) -> A
 
 
 def fetch(repo_id: str, **options: Any) -> Path:
-    """Download the files of a saved model, or find them in the cache.
-
-    Raises:
-        RunError: there is no such directory or repository, or it cannot be reached.
-    """
+    """Download the files of a saved model, or find them in the cache."""
     try:
         return Path(snapshot_download(repo_id, allow_patterns=list(FILES), **options))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -24,11 +24,7 @@ def named(model: nn.Module) -> dict[str, Any] | None:
 
 
 def architecture_in(folder: Path) -> nn.Module:
-    """A fresh model of the architecture that ``save_pretrained`` wrote into a folder.
-
-    Raises:
-        RunError: the folder holds no such model, or does not name its architecture.
-    """
+    """A fresh model of the architecture that ``save_pretrained`` wrote into a folder."""
     try:
         recipe = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

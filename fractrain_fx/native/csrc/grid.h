@@ -1,4 +1,4 @@
-// The levels of the affine format (ALGORITHM 2), as formats/affine/grid.py has them.
+// The levels of the affine format (ALGORITHM 2), as formats/affine/scale.py has them.
 //
 // Values are float32. No product and sum may become a fused multiply-add, which would give other numbers than the
 // formula (build.py sets the compiler's flag).

@@ -181,8 +181,7 @@ class _Problem:
     def solve(self, limit: float, below: Mapping[str, Precision] | None = None, stage: int = 0) -> Allocation:
         """The best choice under a limit whose widths are nowhere above those of ``below``.
 
-        Raises:
-            ConfigError: no such choice costs so little, which happens only with options of the user.
+        Only among options of the user can all cost more, which is refused.
         """
         ops = self.sensitivities.measured
         open_to = {

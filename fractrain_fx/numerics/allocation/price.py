@@ -27,11 +27,8 @@ Price = Callable[[MeasuredOp, Precision], float]
 def price_in(unit: Unit, sensitivities: Sensitivities, machine: Machine | str | None, batch: int) -> Price:
     """The price of an op in a unit; for ``cp`` its share of ``cp_total``, in per cent.
 
-    An op that is not rounded costs nothing on a machine that has no price for it.
-
-    Raises:
-        ConfigError: the unit is unknown, or it needs a machine that is not given, or does not say its energy. The price
-            itself raises it for a measured op that the machine has no price for.
+    An op that is not rounded costs nothing on a machine that has no price for it; for a measured op the price raises
+    :class:`ConfigError` then.
     """
     if unit not in ("cp", "joules", "seconds"):
         raise ConfigError(f"unit={unit!r} is unknown: write cp, joules or seconds")

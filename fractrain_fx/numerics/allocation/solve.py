@@ -22,18 +22,10 @@ class Option(NamedTuple):
 
 
 def choose(groups: Sequence[Sequence[Option]], budget: float) -> list[int]:
-    """The option of each group that together harm least, at a cost of at most ``budget``.
+    """The option of each group (op) that together harm least, at a cost of at most ``budget``.
 
     The solver's tolerances are absolute, so an option of very large harm would hide the differences between the others.
-    Such options are left out, and the rest is solved again at its own scale.
-
-    Args:
-        groups: the options of each op.
-        budget: at least what the cheapest options cost.
-
-    Raises:
-        MissingPackageError: scipy is not installed.
-        RunError: the solver gave up.
+    Such options are left out, and the rest is solved again at its own scale. The cheapest options must fit the budget.
     """
     kept = [_undominated(group) for group in groups]
     while True:

@@ -56,17 +56,9 @@ class _Backward(NamedTuple):
 
 
 class Estimates:
-    """Means over batches.
+    """Means over batches, at least :data:`LEAST` of equal size; ``seed`` is that of the gradients' rounding.
 
-    Args:
-        copied: the float copy of the model.
-        widths: the widths of each op.
-        batches: at least :data:`LEAST` of equal size.
-        seed: of the gradients' rounding.
-
-    Raises:
-        InputError: two batches have the same gradient.
-        ModelError: the loss does not depend on an op.
+    No two batches may have the same gradient, and the loss must depend on each op.
     """
 
     def __init__(self, copied: FloatCopy, widths: Widths, batches: Sequence[Any], seed: int) -> None:

@@ -39,11 +39,9 @@ _IGNORED = -100  # the target that torch's cross-entropy leaves out
 class Probe:
     """Computes an op in float, and lets a measurement see and change what it multiplies.
 
-    Attributes:
-        on_forward: gets the op and its call, and returns the two factors to multiply.
-        on_output: gets the output.
-        on_backward: gets the op, its call and the output's gradient. It returns the gradient that is multiplied by the
-            second factor (for the first one's gradient), and the one that is multiplied by the first factor.
+    ``on_forward`` gets the op and its call, and returns the two factors to multiply. ``on_backward`` gets the op, its
+    call and the output's gradient. It returns the gradient that is multiplied by the second factor (for the first one's
+    gradient), and the one that is multiplied by the first factor.
     """
 
     name = "probe"
@@ -74,22 +72,15 @@ class Probe:
 
 
 class FloatCopy:
-    """A float copy of a model in training mode.
+    """A float copy of a model, rewritten or not, in training mode, recorded on ``batch``.
 
-    Frozen parameters get gradients too, because rounding a frozen layer changes the loss.
+    Frozen parameters get gradients too, because rounding a frozen layer changes the loss. Without ``criterion``, the
+    loss of a batch ``(inputs, targets)``, the model computes its loss. ``config`` has number format and rules, if the
+    model was not rewritten.
 
-    Args:
-        model: the model, rewritten or not. It is copied, and does not change.
-        batch: a batch on which the copy is recorded.
-        criterion: the loss of a batch ``(inputs, targets)``; ``None``: the model computes its loss.
-        config: number format and rules, if the model was not rewritten.
-
-    Attributes:
-        parameters: those that are trained, by name.
-        probes: computes each quantized op, by the op's name, but for those that a rule keeps in float or bfloat16.
-        costs: every counted op with the cost of its products.
-        weights: for each quantized op that has a trained weight, the name of the parameter.
-        last_loss: the loss of the batch whose gradients were computed last.
+    ``probes`` compute each quantized op, by the op's name, but for those that a rule keeps in float or bfloat16.
+    ``costs`` has every counted op with the cost of its products, ``weights`` the name of the trained weight of each
+    quantized op that has one. ``last_loss`` is the loss of the batch whose gradients were computed last.
     """
 
     def __init__(self, model: nn.Module, batch: Any, criterion: Criterion | None, config: FracConfig | None) -> None:
@@ -132,11 +123,7 @@ class FloatCopy:
         return self.model.batch
 
     def loss(self, batch: Any) -> Tensor:
-        """The loss of a batch. Every call draws the same random numbers.
-
-        Raises:
-            InputError: the model computes no loss, and there is no criterion.
-        """
+        """The loss of a batch. Every call draws the same random numbers."""
         args, kwargs = self._arguments(batch)
         with torch.random.fork_rng():
             torch.manual_seed(0)

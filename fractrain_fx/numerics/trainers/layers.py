@@ -25,13 +25,9 @@ _MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Trainer:
-    """What a trainer can do with a layer.
+    """What a trainer can do with a layer; ``write`` gives the text of its file, ``names`` its names for layers.
 
-    Attributes:
-        write: the text of its file.
-        kinds: of ops that it can run in low precision, all with a weight.
-        low: its low precisions.
-        names: its names for layers.
+    It can run ops of these ``kinds``, all with a weight, in the low precisions ``low``.
     """
 
     write: Callable[[LayerPrecisions], str]

@@ -25,12 +25,7 @@ Readers = Mapping[int, list[Reader]]
 
 @dataclass(frozen=True)
 class Codable:
-    """A weight that could be kept as codes.
-
-    Attributes:
-        quantizer: the path of its quantizer.
-        bits: the forward bits of its op, in the first stage.
-    """
+    """A weight that could be kept as codes, with the path of its quantizer and the forward bits in the first stage."""
 
     quantizer: str
     bits: int
@@ -50,13 +45,7 @@ def readers_of(graphs: Iterable[RecordedModule]) -> Readers:
 
 
 def codable(names: list[str], readers: list[Reader], config: FracConfig) -> Codable | str:
-    """Whether a parameter could be kept as codes; if not, the reason.
-
-    Args:
-        names: all of its names in the model.
-        readers: of it.
-        config: the model's configuration.
-    """
+    """Whether a parameter could be kept as codes; if not, the reason. ``names`` are all that it has in the model."""
     if len(names) > 1:
         return f"shared by {' and '.join(names)}"
     if "." not in names[0]:

@@ -44,18 +44,11 @@ def folds_by_change(
     *,
     packed: bool = False,
 ) -> dict[Node, BatchAxis | None]:
-    """Change one sample and see which rows change.
+    """Change one sample and see which rows change: gives the batch axis of each node in ``folded``.
 
-    Args:
-        graph_module: a graph in evaluation mode.
-        batch: the inputs of the graph.
-        size: the number of samples in them.
-        batch_axis: the dimension of the inputs that holds the samples.
-        folded: the nodes to look at, each with its fold.
-        packed: whether a sample may have several rows of an input.
-
-    Returns:
-        The batch axis of each node, or ``None`` if the rows of its samples are in another order.
+    It is ``None`` if the rows of a node's samples are in another order. ``graph_module`` is in evaluation mode,
+    ``batch`` are its inputs with ``size`` samples along ``batch_axis``; ``packed``: a sample may have several rows of
+    an input.
     """
     with torch.no_grad():
         before = _values(graph_module, batch, folded)

@@ -33,14 +33,11 @@ _NEAR = 3
 
 @dataclass(frozen=True)
 class _Signs:
-    """Signs by which an op is found in another graph.
+    """Signs by which an op is found in another graph; ``base`` is its name without a number.
 
-    Attributes:
-        base: its name without a number.
-        form: the class and the settings of its arithmetic.
-        place: the calls of Python code that lead to it.
-        lineage: all calls that its result is computed by.
-        near: the last of these calls; 0 for an op that is named after its weight.
+    ``form`` is the class and the settings of its arithmetic. ``place`` stands for the calls of Python code that lead to
+    it, ``lineage`` for all calls that its result is computed by, ``near`` for the last of these; 0 for an op that is
+    named after its weight.
     """
 
     base: str
@@ -78,11 +75,8 @@ def name_ops(graph_module: GraphModule, found: Sequence[tuple[Node, Op]]) -> Non
 def _known_names(ops: Sequence[_Signs], known: Sequence[Mapping[str, _Signs]], *, by_form: bool) -> dict[int, str]:
     """The names of the ops, by their numbers, that are found among those of other graphs.
 
-    Args:
-        ops: the ops that have no names yet.
-        known: the ops of each other graph.
-        by_form: whether an op has the name of one in the first of these graphs only if both have one form. The graph
-            of evaluation shares modules that compute with that of training, not only those that measure.
+    ``by_form``: an op has the name of one in the first of these graphs only if both have one form. The graph of
+    evaluation shares modules that compute with that of training, not only those that measure.
     """
     names: dict[int, str] = {}
     for (sign, as_many), graph in product(_BY_CERTAINTY, known):

@@ -26,19 +26,11 @@ class _Matrices:
 
 
 def product_of(node: Node, family: Contraction, macs: int, shared: bool) -> Product | None:
-    """One sample's share of a contraction as convolutions.
+    """One sample's share of a contraction as convolutions; ``None`` if it does not divide into equal ones.
 
     A square two-dimensional convolution stays a convolution. Everything else becomes matrix products: convolutions of
-    side 1 with one position for each row.
-
-    Args:
-        node: the contraction, whose operands have shapes.
-        family: its kind and the places of its operands.
-        macs: forward MACs of one sample, which the result must have too.
-        shared: whether the second operand is the same for all samples (a weight).
-
-    Returns:
-        ``None`` if the op does not divide into equal products for each sample.
+    side 1 with one position for each row. The result has the forward ``macs`` of one sample; ``shared``: the second
+    operand is the same for all samples (a weight).
     """
     first, second = (operand(node, place) for place in family.operands)
     a, b, out = facts(first).shape, facts(second).shape, facts(node).shape

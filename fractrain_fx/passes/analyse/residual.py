@@ -22,18 +22,13 @@ __all__ = ["Residual", "residuals"]
 
 @dataclass(frozen=True)
 class Residual:
-    """One residual block found in a graph.
+    """One residual block found in a graph, from the node at which skip path and branches start to the add, ``exit``.
 
-    Attributes:
-        entry: the node at which both the skip path and the branches start.
-        exit: the add.
-        skip: kind of the skip path.
-        branches: each term of the sum besides the skip path, with the add that takes it: sums may be chained.
-        region: every node of the branches and of the skip path, and the add. Nodes of a branch that the model reads
-            elsewhere are left out: they run for samples that skip the block. The end of a branch may join other sums.
-        projection: the nodes on the skip path; empty if the entry itself is added.
-        path: module whose forward issued the add.
-        whole: whether nothing in the branches is read elsewhere.
+    ``branches`` has each term of the sum besides the skip path, with the add that takes it: sums may be chained.
+    ``region`` has every node of the branches and of the skip path, and the add. Nodes of a branch that the model reads
+    elsewhere are left out: they run for samples that skip the block; ``whole`` says that there are none. The end of a
+    branch may join other sums. ``projection`` has the nodes on the skip path, empty if the entry itself is added;
+    ``path`` is the module whose forward issued the add.
     """
 
     entry: Node

@@ -117,11 +117,7 @@ class Shapes(PassBase):
 
 
 def examples_of(graph_module: GraphModule) -> list[Any]:
-    """The example value of each of a graph's inputs.
-
-    Raises:
-        PassError: an input has none.
-    """
+    """The example value of each of a graph's inputs."""
     inputs = graph_module.graph.find_nodes(op="placeholder")
     for node in inputs:
         if _EXAMPLE not in node.meta:

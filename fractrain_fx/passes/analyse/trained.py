@@ -38,9 +38,8 @@ def places_of(graph_module: GraphModule) -> list[Place]:
 def find_trained(graph_module: GraphModule, example: str) -> None:
     """Note on every node through which parameters a gradient can reach it, and whether one does now.
 
-    Args:
-        graph_module: was run with every parameter trained, so that its nodes have ``flows``.
-        example: key of ``node.meta`` with the example value of a placeholder.
+    The graph was run with every parameter trained, so that its nodes have ``flows``; ``example`` is the key of
+    ``node.meta`` with the example value of a placeholder.
     """
     named = dict(graph_module.named_parameters())
     graph_module.meta[_NAMES] = tuple(named)

@@ -87,11 +87,7 @@ def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
 
 
 def require_fused(graph_module: GraphModule) -> None:
-    """Check that :class:`Fuse` has run on a graph.
-
-    Raises:
-        PassError: an op that has a fused form is not fused.
-    """
+    """Check that :class:`Fuse` has run on a graph."""
     groups = _groups(graph_module)
     for node in set(groups) - _not_fusible(groups).keys():
         raise PassError(f"{node.name!r} is not fused with the quantize nodes around it yet: run Fuse first")

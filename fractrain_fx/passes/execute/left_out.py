@@ -20,14 +20,9 @@ __all__ = ["Reason", "WeightProduct", "left_out"]
 
 
 class WeightProduct(NamedTuple):
-    """A quantized op that multiplies an activation by a weight.
+    """A quantized op that multiplies an activation by a weight, whose sizes are ``shape``.
 
-    Attributes:
-        op: the op.
-        arithmetic: how it multiplies.
-        static: its arguments that are not tensors.
-        shape: sizes of the weight.
-        quantizer: of the weight; ``None`` before the pass ``Quantize``.
+    ``static`` has the arguments that are not tensors; ``quantizer`` is ``None`` before the pass ``Quantize``.
     """
 
     op: Op
@@ -42,12 +37,7 @@ Reason = Callable[[WeightProduct], str | None]
 
 
 def left_out(graph_module: GraphModule, reason: Reason) -> dict[str, str]:
-    """By name, the quantized ops that are not a fused activation times a weight, or that ``reason`` rejects.
-
-    Args:
-        graph_module: a shown graph, or the copy that runs.
-        reason: is asked about activations times weights.
-    """
+    """By name, the quantized ops that are not a fused activation times a weight, or that ``reason`` rejects."""
     moving = varying(graph_module.graph)
     apart = unfused(graph_module)
     found: dict[str, str] = {}

@@ -45,16 +45,10 @@ _NOT_RUN = ("placeholder", "get_attr", "output")
 class Segment:
     """Consecutive nodes of a running copy, as a graph on the same modules and parameters.
 
-    Attributes:
-        module: the graph. It takes the values of ``inputs`` and gives a tuple of ``outputs``, or, if it is the last
-            segment, what the whole graph gives.
-        inputs: nodes of earlier segments, or placeholders, that it reads. Parameters are not among them.
-        outputs: its nodes that later segments read.
-        ops: names of the contractions in it.
-        parameters: the parameters that it reads.
-        passed_on: parameters in whose memory an output may lie, so that later segments read them too.
-        stateful: modules and buffers whose values a run may change.
-        once: the reason that a second run is not the same as the first; ``None`` if it is.
+    ``module`` takes the values of ``inputs`` (nodes of earlier segments, or placeholders, but not parameters) and gives
+    a tuple of ``outputs``, which later segments read, or, if it is the last segment, what the whole graph gives. An
+    output may lie in the memory of the parameters ``passed_on``, so that later segments read them too. A run may change
+    the values of what is ``stateful``. ``once`` is the reason that a second run is not the same as the first.
     """
 
     module: RecordedModule
@@ -71,13 +65,10 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
     """The segments of a running copy, in order; one segment if there is no place to cut.
 
     Gates are segments of their own, so that a block may run again with the precision it has. Without gates a segment
-    ends with each residual block. A model without residual blocks is cut after the instances of that module class
-    which gives few and short segments. No cut lies between a value and an op that changes it in place. An op makes no
-    operand again that another segment has made: backward of a segment has the parameters of that segment only.
-
-    Args:
-        graph_module: the copy.
-        leaves: paths of modules that were recorded as one node.
+    ends with each residual block. A model without residual blocks is cut after the instances of that module class which
+    gives few and short segments. No cut lies between a value and an op that changes it in place. An op makes no operand
+    again that another segment has made: backward of a segment has the parameters of that segment only. Modules at the
+    paths ``leaves`` were recorded as one node.
     """
     nodes = list(graph_module.graph.nodes)
     free = _Free(nodes)
@@ -108,13 +99,7 @@ def _operands_of_others_kept(home: Mapping[Node, int]) -> Iterator[None]:
 def chain(
     graph_module: RecordedModule, segments: Sequence[Segment], wrap: Callable[[Segment], nn.Module]
 ) -> RecordedModule:
-    """A graph that calls the segments of ``graph_module`` in order and gives the same values.
-
-    Args:
-        graph_module: the copy that was cut.
-        segments: all of them.
-        wrap: the module to call for a segment.
-    """
+    """A graph that calls ``wrap`` of each segment of ``graph_module`` in order and gives the same values."""
     modules = {f"segment_{number}": wrap(segment) for number, segment in enumerate(segments)}
     graph = Graph()
     values = {node: graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")}

@@ -26,16 +26,11 @@ _ADDS_IN_PLACE = frozenset({"iadd", "add_", "__iadd__"})
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes that run only for a branch.
+    """Nodes that run only for a branch, in order; the last one gives the branch's value.
 
-    Attributes:
-        nodes: in order; the last one gives the branch's value (it is the skip select, if the graph has gates).
-        inputs: the nodes that they read.
-        given: how each input depends on the samples.
-        axis: the batch axis of the branch.
-        onto: the skip path that the branch is added to.
-        adding: how the add can be made part of the branch.
-        add: the node of the add.
+    With gates that is the skip select. ``given`` tells how each input depends on the samples, ``axis`` is the batch
+    axis. The branch is added to the skip path ``onto`` at the node ``add``; ``adding`` tells how the add can be made
+    part of it.
     """
 
     nodes: tuple[Node, ...]

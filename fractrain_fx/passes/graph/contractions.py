@@ -35,14 +35,11 @@ OPAQUE_KINDS = ("opaque", "rnn")
 
 @dataclass(frozen=True)
 class Contraction:
-    """One family of ops that multiply two tensors.
+    """One family of ops that multiply two tensors; ``kind`` is its usual name.
 
-    Attributes:
-        kind: the usual name of the family.
-        operands: (position, keyword) of the two tensors that are multiplied, activation-like first.
-        channel: dimension of the second operand that indexes output channels, when it is a weight.
-        macs: MACs from the shapes of both operands and of the output.
-        first_channel: the same dimension of the first operand.
+    ``operands`` has (position, keyword) of the two tensors, activation-like first. ``channel`` is the dimension of the
+    second operand that indexes output channels, when it is a weight; ``first_channel`` is that of the first operand.
+    ``macs`` takes the shapes of both operands and of the output.
     """
 
     kind: str

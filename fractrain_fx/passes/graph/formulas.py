@@ -154,9 +154,7 @@ def counted_by_torch(node: Node) -> int | None:
 def recurrent_macs(owner: nn.Module, shape: Shape) -> int:
     """MACs of torch's recurrent layers and cells: every step of every sequence meets each of their matrices once.
 
-    Args:
-        owner: an ``nn.RNNBase`` or ``nn.RNNCellBase``.
-        shape: of its input, features last.
+    ``shape`` is that of the input, features last.
     """
     matrices = sum(parameter.numel() for parameter in owner.parameters() if parameter.ndim >= 2)
     return math.prod(shape[:-1]) * matrices

@@ -23,8 +23,7 @@ __all__ = ["Watch", "evaluating", "run_passes"]
 def run_passes(graph_module: RecordedModule, passes: Iterable[PassBase]) -> None:
     """Run a chain with torch's PassManager, which checks each pass's ``requires`` and ``ensures``; compile once.
 
-    Raises:
-        FracTrainError: the error that a pass raised, without the manager's error around it.
+    A pass's :class:`FracTrainError` is raised without the manager's error around it.
     """
     try:
         with graph_module.edited():

@@ -34,12 +34,7 @@ _NORMS = frozenset({"batch_norm", "instance_norm"})
 
 
 class ParameterPlace(NamedTuple):
-    """Where a parameter is registered. A move, a cast or sharding may put another object there.
-
-    Attributes:
-        owner: the module that holds it.
-        name: its name there.
-    """
+    """Where a parameter is registered. A move, a cast or sharding may put another object there."""
 
     owner: nn.Module
     name: str
@@ -51,12 +46,7 @@ class ParameterPlace(NamedTuple):
 
 
 class Stateful(NamedTuple):
-    """State of a part of a graph.
-
-    Attributes:
-        modules: paths of modules that may change their buffers.
-        buffers: paths of buffers that nodes may change.
-    """
+    """Paths of modules that may change their buffers, and of buffers that nodes may change, in a part of a graph."""
 
     modules: tuple[str, ...]
     buffers: tuple[str, ...]
@@ -65,10 +55,7 @@ class Stateful(NamedTuple):
 def stateful(graph_module: RecordedModule, nodes: Iterable[Node], changed: Collection[str] = ()) -> Stateful:
     """The state of some nodes: running averages of norms, running ranges of quantizers, and the like.
 
-    Args:
-        graph_module: the graph.
-        nodes: some of its nodes.
-        changed: buffers that other nodes change (:func:`buffers_changed`): a second run must read them as they were.
+    Other nodes change the buffers ``changed`` (:func:`buffers_changed`): a second run must read them as they were.
     """
     nodes = list(_with_regions(graph_module, nodes))
     modules, buffers = dict[str, None](), dict.fromkeys(buffers_changed(graph_module, nodes))

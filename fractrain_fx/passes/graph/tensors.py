@@ -33,12 +33,9 @@ def shapes_in_words(graph_module: GraphModule) -> dict[str, str]:
 
 
 def block_inputs(entry: Node, end: Node, moving: set[Node]) -> list[Node]:
-    """The tensors that a block reads besides its entry, in order of first use.
+    """The tensors that a block reads besides its entry, in order of first use; ``end`` is its last node.
 
-    Args:
-        entry: the tensor that enters it.
-        end: its last node.
-        moving: nodes that depend on the model's inputs.
+    Nodes in ``moving`` depend on the model's inputs.
     """
     inside = (between(entry, end, lambda node: node.all_input_nodes) | {end}) - {entry}
     return [each for each in _read(sorted(inside)) if each not in inside and each is not entry and each in moving]

@@ -10,11 +10,7 @@ __all__ = ["Writes"]
 
 
 class Writes:
-    """The writes of a graph into memory that values may share.
-
-    Args:
-        graph: the graph, as it is now.
-    """
+    """The writes of a graph, as it is now, into memory that values may share."""
 
     def __init__(self, graph: Graph) -> None:
         changed = {node: written(node) for node in graph.nodes}

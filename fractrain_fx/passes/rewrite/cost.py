@@ -25,10 +25,9 @@ Paths = tuple[float, float, float]
 class _Row(NamedTuple):
     """The properties that all ops of a row of the meter share.
 
-    Attributes:
-        bits: the nodes that hold the bits of both factors and of the gradient.
-        least, by_product, steered: those of :class:`CostRow`.
-        measured: the quantizer that measures the bits that gradients need, which no other op has.
+    ``bits`` are the nodes that hold the bits of both factors and of the gradient; ``least``, ``by_product`` and
+    ``steered`` are those of :class:`CostRow`. ``measured`` is the quantizer that measures the bits that gradients need,
+    which no other op has.
     """
 
     bits: tuple[Node, Node, Node]

@@ -9,16 +9,18 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from fractrain_fx.errors import DataError
-from fractrain_fx.training.data.augment import CropFlip
 from fractrain_fx.training.data.dataset import DataSet, ImageFiles
-from fractrain_fx.training.data.files import read_batches
+from fractrain_fx.training.data.imagenet import read_batches
 
-__all__ = ["Loader", "Share", "by_name", "make_loader"]
+__all__ = ["CropFlip", "Loader", "Share", "by_name", "make_loader"]
+
+_PAD = 4
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,48 @@ class FileLoader(Loader):
         transform = files.transform(side, train and self._data.augmentations[0] == "timm")
         for inputs, targets in read_batches(files, transform, batches, self._share.workers):
             yield inputs.to(self._share.device), targets.to(self._share.device)
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """CIFAR's augmentation for whole batches: pad, crop and mirror at random (paper, 4.1; He et al., 2016).
+
+    Attributes:
+        top, left: corner of the crop in the image padded by 4 black pixels: 0..8.
+        mirrored: whether left and right are exchanged.
+    """
+
+    top: Int[Tensor, " n"]
+    left: Int[Tensor, " n"]
+    mirrored: Bool[Tensor, " n"]
+
+    @classmethod
+    def draw(cls, images: int, generator: torch.Generator) -> CropFlip:
+        """Draw for ``images`` images, uniformly and independently."""
+        corner = torch.randint(2 * _PAD + 1, (2, images), generator=generator)
+        return cls(corner[0], corner[1], torch.rand(images, generator=generator) < 0.5)
+
+    def to(self, device: torch.device) -> CropFlip:
+        """The same draw on another device."""
+        return CropFlip(self.top.to(device), self.left.to(device), self.mirrored.to(device))
+
+    def __call__(
+        self, images: Shaped[Tensor, "batch channels height width"], rows: Int[Tensor, " batch"]
+    ) -> Shaped[Tensor, "batch channels height width"]:
+        """Crop and mirror a batch of bytes, in which 0 is black.
+
+        Args:
+            images: the batch.
+            rows: position of each image in the draw.
+        """
+        batch, channels, height, width = images.shape
+        padded = F.pad(images, (_PAD,) * 4)
+        down = self.top[rows, None] + torch.arange(height, device=images.device)
+        across = torch.arange(width, device=images.device).expand(batch, width)
+        across = torch.where(self.mirrored[rows, None], width - 1 - across, across) + self.left[rows, None]
+        # One gather for all images, with the same places in each channel.
+        places = (down[:, :, None] * padded.shape[3] + across[:, None, :]).view(batch, 1, -1)
+        return padded.flatten(2).gather(2, places.expand(-1, channels, -1)).view_as(images)
 
 
 @lru_cache(maxsize=2)

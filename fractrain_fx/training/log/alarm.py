@@ -19,7 +19,7 @@ from fractrain_fx.training.objective import Objective
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
     from fractrain_fx.numerics import WatchedStep
-    from fractrain_fx.training.log.look import Look
+    from fractrain_fx.training.log.messages import Look
     from fractrain_fx.training.log.run_log import RunLog
 
 __all__ = ["Alarm", "watch_run"]

@@ -1,9 +1,10 @@
-"""The result of a run, and the table that compares runs."""
+"""The progress and the result of a run, and the table that compares runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,8 @@ from fractrain_fx.errors import RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import MachineRun, price_run
 from fractrain_fx.summary.text import fits
-from fractrain_fx.training.log.progress import Best, Progress
 
-__all__ = ["ResultsTable", "RunResult", "results_table"]
+__all__ = ["Best", "Progress", "ResultsTable", "RunResult", "results_table"]
 
 _EDGES = 4  # characters around a table
 _CAPTION = (
@@ -31,6 +31,53 @@ _CAPTION = (
     "full-precision training; MACs: the whole training, counted at 32 bits;\n"
     "energy and latency: of all that on BitFusion (docs/background/bitfusion.md)"
 )
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation of a run, or none yet.
+
+    Attributes:
+        value: the test measure.
+        epoch: the epoch before the evaluation, counted from 1.
+        macs: training cost until then in full-precision MACs.
+    """
+
+    value: float = math.nan
+    epoch: int = 0
+    macs: float = 0.0
+
+
+@dataclass
+class Progress:
+    """The trainer's own state besides model, optimizer and engine.
+
+    Attributes:
+        epoch: epochs trained.
+        seconds: wall time of training, evaluation included.
+        value: the test measure of the last evaluation.
+        best: the best evaluation.
+    """
+
+    epoch: int = 0
+    seconds: float = 0.0
+    value: float = math.nan
+    best: Best | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values (JSON, which has no NaN) of all but the epoch."""
+        return {
+            "seconds": self.seconds,
+            "best": None if self.best is None else dict(vars(self.best)),
+            "value": self.value if math.isfinite(self.value) else None,
+        }
+
+    @classmethod
+    def from_state_dict(cls, epoch: int, state: Mapping[str, Any]) -> Progress:
+        """The progress after ``epoch`` epochs, from its ``state_dict``."""
+        value = math.nan if state["value"] is None else state["value"]
+        best = None if state["best"] is None else Best(**state["best"])
+        return cls(epoch, state["seconds"], value, best)
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def test_the_conditions_are_listed() -> None:
     assert "recorded for grids == [[2, 3], [3, 2]]" in str(summarize(made))
 
 
+@pytest.mark.long
 def test_a_compiled_model_chooses_between_its_recordings_outside_the_compiled_part() -> None:
     model = Images().eval()
     expected = [model(PIXELS, each) for each in (GRIDS, OTHERS[0])]

@@ -96,6 +96,7 @@ def _fixed(*steps: int) -> Fixed:
 AUTO = {"schedule": LossPlateau(epsilon=0.4, every=Steps(1))}
 
 
+@pytest.mark.long
 def test_a_gpt2_goes_from_mxfp4_to_mxfp8_to_bf16_with_the_losses_of_its_simulation() -> None:
     simulated, real = _gpt2(**MX, **AUTO), _gpt2(**MX, **AUTO, torchao=True)
     while len(real.changes) < 2 and len(real.losses) < 60:

@@ -100,6 +100,7 @@ def test_blocks_of_timm_models(name: str, expected: dict[str | None, int]) -> No
     assert None not in expected or found[None] == expected[None]
 
 
+@pytest.mark.long
 def test_the_class_token_of_cait_is_carried_past_a_block_that_reads_the_image() -> None:
     model = timm_model("cait_xxs24_224")
     first = next(block for block in model.blocks if block.name == "blocks_token_only.0")

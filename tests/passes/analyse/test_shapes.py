@@ -56,6 +56,7 @@ def test_without_data_every_axis_and_every_fold_is_the_same(make: Callable[[], n
     assert any(axis is not None and axis.factor > 1 for _, axis in real.values())
 
 
+@pytest.mark.long
 def test_a_plan_without_data_is_the_plan() -> None:
     case = HUGGING_FACE["llama"]()
     with torch.device("meta"):

@@ -230,6 +230,7 @@ def test_a_forward_computed_again_runs_the_same_samples(reentrant: bool) -> None
             assert torch.equal(gradients[1][name], expected), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some_long(["resnet10t", "gpt2"], "resnet10t"))
 def test_under_autocast_types_and_losses_are_those_of_the_masked_form(name: str) -> None:
     case = case_of(name)
@@ -291,6 +292,7 @@ def test_calibrating_sees_the_ranges_of_blocks_that_all_skip() -> None:
     model(**kwargs)
 
 
+@pytest.mark.long
 def test_compiled_the_masked_form_runs_without_a_graph_break() -> None:
     x = torch.randn(4, 6)
     model = build_rewritten(Residual(), x, config=paper("dfq", run=RunConfig(skipping="left-out")))

@@ -130,6 +130,7 @@ def _layers() -> list[str]:
     return [f"layers.{block}.{side}" for block in (0, 1) for side in ("wide", "narrow")]
 
 
+@pytest.mark.long
 def test_a_vision_transformer_is_its_simulation_where_torchao_emulates() -> None:
     pytest.importorskip("torchao")
     x, found = torch.randn(2, 3, 32, 32), []

@@ -151,6 +151,7 @@ def running(model: FracModel) -> RecordedModule:
     return model._state.running[True].current()
 
 
+@pytest.mark.long
 def test_an_in_place_relu_of_any_view_still_writes() -> None:
     model = rewritten(Sites(WRITES["by keyword"]), torch.randn(SHAPE), config=FLOAT)
     assert len(running(model).graph.find_nodes(op="call_function", target=F.relu)) == len(views())

@@ -9,8 +9,7 @@ import torch
 
 from fractrain_fx.errors import DataError
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, make_loader
-from fractrain_fx.training.data.augment import CropFlip
-from fractrain_fx.training.data.loader import Share
+from fractrain_fx.training.data.loader import CropFlip, Share
 from tests.training.data.layouts import tensors, write_cifar10
 
 

@@ -15,7 +15,7 @@ from fractrain_fx.training import new_run, resume_run
 from fractrain_fx.training.folder.checkpoint import Checkpoint, save_checkpoint
 from fractrain_fx.training.length import StepPlace
 from fractrain_fx.training.log import RunLog
-from fractrain_fx.training.log.look import Look
+from fractrain_fx.training.log.messages import Look
 from fractrain_fx.training.log.run_log import Pace
 from tests.training.runs import settings
 

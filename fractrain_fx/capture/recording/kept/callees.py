@@ -27,10 +27,7 @@ __all__ = ["Callee", "Method", "callees", "only_constants", "own_containers", "p
 class Callee:
     """A function or method that a module's forward calls by name.
 
-    Attributes:
-        owner: path of the module whose method it is, or the name of the Python module that calls the function.
-        name: name of the method or function.
-        method: whether it is a method.
+    ``owner`` is the path of the module whose method it is, or the name of the Python module that calls the function.
     """
 
     owner: str

@@ -40,12 +40,9 @@ _TORCH = ("", "aten", "prim", "prims")
 
 @dataclass(frozen=True)
 class Hidden:
-    """The contractions inside a call.
+    """The contractions of each kind inside a call; ``call`` is that call in words.
 
-    Attributes:
-        call: the call in words.
-        name: the name for the call in a table; empty for a module, which has its path.
-        contractions: number of each kind.
+    ``name`` is its name in a table, empty for a module, which has its path.
     """
 
     call: str
@@ -78,13 +75,10 @@ class HiddenCalls:
     def counted(
         self, call: str, name: str = "", known: Mapping[str, int] | None = None, *, trained_only: bool = False
     ) -> Iterator[None]:
-        """Count the contractions of one call.
+        """Count the contractions of one call; ``call`` is that call in words, ``name`` its name in a table.
 
-        Args:
-            call: the call in words.
-            name: its name in a table; empty for a module.
-            known: contractions that the call has in any case.
-            trained_only: count only contractions through whose result a gradient flows.
+        ``known`` are contractions that the call has in any case. ``trained_only`` counts only contractions through
+        whose result a gradient flows.
         """
         self.expect(call, name, known or {})
         self._counting, self._trained_only = True, trained_only

@@ -19,11 +19,7 @@ __all__ = ["OneNodeError", "OneNodes"]
 class OneNodes:
     """The modules, functions and methods that stay one node, with reasons, and those that cannot.
 
-    Attributes:
-        modules: path and reason.
-        callees: functions and methods, with reasons.
-        refused: functions and methods that cannot be one node.
-        met: paths of modules whose own code had an obstacle.
+    ``met`` has paths of modules whose own code had an obstacle.
     """
 
     modules: dict[str, str]
@@ -34,8 +30,7 @@ class OneNodes:
     def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> tuple[dict[str, Obstacle], bool]:
         """Add the obstacles of one recording.
 
-        Returns:
-            The modules to keep as one node next, by path; and whether another set of functions is one node now.
+        Gives the modules to keep as one node next, by path, and whether another set of functions is one node now.
         """
         known = set(self.callees), set(self.refused)
         self.refused |= set(refused)
@@ -58,11 +53,7 @@ class OneNodes:
         return sum(p.numel() for p in inside) / max(1, sum(p.numel() for p in model.parameters()))
 
     def keep(self, model: nn.Module, found: Mapping[str, Obstacle]) -> None:
-        """Keep these modules of ``model`` as one node too.
-
-        Raises:
-            CaptureError: one of them is the model itself, or none of them is new.
-        """
+        """Keep these modules of ``model`` as one node too; one must be new, and none may be the model itself."""
         new = {path: each.cause for path, each in found.items() if path not in self.modules}
         blamed = "" if "" in new else next(iter(found)) if not new else None
         if blamed is not None:
@@ -95,10 +86,8 @@ def _largest_part(model: nn.Module, path: str, not_graphs: Collection[str]) -> s
 class OneNodeError(Exception):
     """A module, function or method must stay one node; the model is recorded again.
 
-    Attributes:
-        obstacles: modules, functions and methods, with reasons.
-        refused: functions and methods that cannot be one node.
-        compared: whether a run with more samples than the example showed this.
+    ``refused`` has functions and methods that cannot be one node; ``compared`` tells whether a run with more samples
+    than the example showed this.
     """
 
     def __init__(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee] = (), compared: bool = False) -> None:
