@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from fractrain_fx.errors import ConfigError, near
@@ -10,12 +11,12 @@ from fractrain_fx.hardware.accelerators import ACCELERATORS
 from fractrain_fx.hardware.bitfusion_machine import BitFusion
 from fractrain_fx.hardware.machine import Machine
 from fractrain_fx.hardware.measured import this_cpu
-from fractrain_fx.hardware.roofline import Roofline
 from fractrain_fx.hardware.zc706 import ZC706
 
 __all__ = ["MACHINES", "find_machine", "machine_rows"]
 
 _BOARDS = {board.name: board for board in ACCELERATORS}
+_FIGURES = ("peak", "bandwidth", "watts", "computes", "streams", "sources")
 
 MACHINES: dict[str, str] = {
     **{name: board.title for name, board in _BOARDS.items()},
@@ -46,18 +47,5 @@ def find_machine(name: str | Machine) -> Machine:
 
 def machine_rows() -> list[dict[str, Any]]:
     """Every machine as plain values; peaks in operations a second, bandwidth in bytes a second."""
-    return [
-        {"name": name, "title": title} | (_figures(_BOARDS[name]) if name in _BOARDS else {})
-        for name, title in MACHINES.items()
-    ]
-
-
-def _figures(board: Roofline) -> dict[str, Any]:
-    return {
-        "peak": dict(board.peak),
-        "bandwidth": board.bandwidth,
-        "watts": board.watts,
-        "computes": board.computes,
-        "streams": board.streams,
-        "sources": [{"title": source.title, "figures": source.figures} for source in board.sources],
-    }
+    figures = {name: {key: asdict(board)[key] for key in _FIGURES} for name, board in _BOARDS.items()}
+    return [{"name": name, "title": title, **figures.get(name, {})} for name, title in MACHINES.items()]

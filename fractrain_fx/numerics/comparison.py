@@ -25,7 +25,7 @@ from fractrain_fx.numerics.shares import (
     weights_of,
 )
 from fractrain_fx.numerics.statistics import Statistics
-from fractrain_fx.numerics.table import comparison_table, printed
+from fractrain_fx.numerics.table import Printed, comparison_table
 from fractrain_fx.numerics.twin import Twin
 
 __all__ = ["Comparison", "OpDifference", "compare"]
@@ -62,7 +62,7 @@ class OpDifference:
 
 
 @dataclass(frozen=True)
-class Comparison(JupyterMixin):
+class Comparison(Printed, JupyterMixin):
     """The result of :func:`compare`. Printed by rich, it is a table that fits 80 columns.
 
     Attributes:
@@ -121,9 +121,6 @@ class Comparison(JupyterMixin):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from comparison_table(self, options.max_width)
-
-    def __str__(self) -> str:
-        return printed(self)
 
 
 def compare(

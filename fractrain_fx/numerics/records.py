@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from fractrain_fx.durable import write_text, writing
 from fractrain_fx.errors import RunError
 from fractrain_fx.numerics.statistics import Statistics
-from fractrain_fx.numerics.table import printed, step_table
+from fractrain_fx.numerics.table import Printed, step_table
 
 __all__ = [
     "FILE",
@@ -74,7 +74,7 @@ def find_record(
 
 
 @dataclass(frozen=True)
-class WatchedStep:
+class WatchedStep(Printed):
     """All that was seen of one training step. Prints as a table.
 
     Attributes:
@@ -110,9 +110,6 @@ class WatchedStep:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from step_table(self, options.max_width)
-
-    def __str__(self) -> str:
-        return printed(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,10 +15,28 @@ if TYPE_CHECKING:
     from fractrain_fx.numerics.records import WatchedStep
     from fractrain_fx.numerics.statistics import Statistics
 
-__all__ = ["comparison_table", "printed", "shortened", "step_table"]
+__all__ = ["Printed", "comparison_table", "shortened", "step_table", "table"]
 
 _ROWS = 20
 _REST = 56  # characters of the columns beside the name
+
+
+class Printed:
+    """What rich renders, as text of 80 columns."""
+
+    def __str__(self) -> str:
+        console = Console(width=80, no_color=True)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+
+def table(left: Sequence[str], right: Sequence[str] = (), title: str | None = None) -> Table:
+    """A table without rows: the headings of columns of text, and of columns of numbers."""
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in (*left, *right):
+        made.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    return made
 
 
 def comparison_table(found: Comparison, width: int) -> Iterator[Any]:
@@ -32,27 +50,18 @@ def comparison_table(found: Comparison, width: int) -> Iterator[Any]:
     else:
         more = len(found.findings) - 1
         yield Text(f"first beyond a bound: {found.first}" + (f" ({more} more follow)" if more else ""))
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("op", no_wrap=True)
-    for heading in (
-        "output\ndiffers",
-        "its\ngradient",
-        "weight's\ngradient",
-        "least\nSQNR",
-        "share of\noutput",
-        "share of\ngradient",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+    differs = ("output\ndiffers", "its\ngradient", "weight's\ngradient")
+    made = table(["op"], [*differs, "least\nSQNR", "share of\noutput", "share of\ngradient"])
     shown = found.by_share[:_ROWS]
     for each in shown:
-        table.add_row(
+        made.add_row(
             shortened(each.name, max(width - _REST, 12)),
             *map(_per_cent, (each.output, each.gradient, each.weight)),
             _worst(found, each),
             f"{each.output_share:.0%}",
             f"{each.gradient_share:.0%}",
         )
-    yield table
+    yield made
     how = "each op was switched to float" if found.how == "switched" else "estimated from each op's own error"
     left = len(found.ops) - len(shown)
     yield Text(f"Shares: {how}." + (f" {left} more ops have smaller ones." if left > 0 else ""), style="dim")
@@ -67,14 +76,11 @@ def step_table(step: WatchedStep, width: int) -> Iterator[Any]:
     rounded = {key: found for key, found in by_operand.items() if "" in found and found[""].sqnr is not None}
     order = sorted(rounded, key=lambda key: rounded[key][""].sqnr or 0.0)
     yield Text(f"step {step.step}, {step.ran}; signal-to-noise ratios in dB, the least first")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("op", no_wrap=True)
-    for heading in ("operand", "bits", "now", *formats, "clipped", "to 0"):
-        table.add_column(heading, justify="right" if heading != "operand" else "left", no_wrap=True)
+    made = table(["op", "operand"], ["bits", "now", *formats, "clipped", "to 0"])
     for op, operand, products in order[:_ROWS]:
         found = rounded[op, operand, products]
         now = found[""]
-        table.add_row(
+        made.add_row(
             shortened(op, max(width - _REST - sum(len(each) + 1 for each in formats), 12)),
             f"{operand} of {'+'.join(products)}",
             f"{now.bits:g}",
@@ -82,18 +88,10 @@ def step_table(step: WatchedStep, width: int) -> Iterator[Any]:
             _per_cent(now.clipped),
             _per_cent(now.underflowed),
         )
-    yield table
+    yield made
     left = len(rounded) - _ROWS
     if left > 0:
         yield Text(f"{left} more operands lose less.", style="dim")
-
-
-def printed(parts: Any) -> str:
-    """The text of something that rich renders, 80 columns wide."""
-    console = Console(width=80, no_color=True)
-    with console.capture() as captured:
-        console.print(parts)
-    return captured.get()
 
 
 def _decibels(found: Statistics | None) -> str:

@@ -9,9 +9,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from fractrain_fx.config import FracConfig, Pin
@@ -21,7 +19,7 @@ from fractrain_fx.config.products import Recipe
 from fractrain_fx.config.recipes import RECIPES
 from fractrain_fx.numerics.allocation.price import Unit
 from fractrain_fx.numerics.sensitivity import Sensitivities
-from fractrain_fx.numerics.table import printed
+from fractrain_fx.numerics.table import Printed, table
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS
 
 __all__ = ["FILE", "Allocation", "StagedAllocation"]
@@ -33,7 +31,7 @@ _LABELS = ("first", "last", "depthwise", "constant")  # of ops, in place of a na
 _UNITS = {"cp": "% of training at 32 bits", "joules": "joules a step", "seconds": "seconds a step"}
 
 
-class _Trainable(ABC):
+class _Trainable(Printed, ABC):
     """Widths that a run can train at."""
 
     @property
@@ -84,9 +82,6 @@ class Allocation(_Trainable):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table((self,))
 
-    def __str__(self) -> str:
-        return printed(self)
-
 
 @dataclass(frozen=True)
 class StagedAllocation(_Trainable):
@@ -119,9 +114,6 @@ class StagedAllocation(_Trainable):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table(self.stages)
 
-    def __str__(self) -> str:
-        return printed(self)
-
 
 def _pins_of(bits: Mapping[str, Precision] | Mapping[str, PrecisionStages], found: Sensitivities) -> tuple[Pin, ...]:
     """A rule for each op that has bits, and for those that must not get the bits of others."""
@@ -153,14 +145,11 @@ def _plain(pin: Pin) -> str | dict[str, Any]:
 def _table(stages: Sequence[Allocation]) -> Iterator[RenderableType]:
     """A row for each op with its precision in each stage, and what each stage costs."""
     several = len(stages) > 1
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("op", overflow="ellipsis", no_wrap=True)
-    for number in range(1, len(stages) + 1):
-        table.add_column(f"stage {number}" if several else "precision", no_wrap=True)
+    made = table(["op", *(f"stage {number}" if several else "precision" for number in range(1, len(stages) + 1))])
     for name in stages[0].precisions:
         precisions = [stage.precisions[name] for stage in stages]
-        table.add_row(Text(name), *(f"{each.fw}/{each.bw}" if several else str(each) for each in precisions))
-    yield table
+        made.add_row(Text(name), *(f"{each.fw}/{each.bw}" if several else str(each) for each in precisions))
+    yield made
     for number, found in enumerate(stages, 1):
         cost = f"costs {found.cost:.4g} of {found.budget:.4g} {_UNITS[found.unit]}"
         words = f"{cost}; expected change of the loss {found.harm:.3g}"

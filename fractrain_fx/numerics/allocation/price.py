@@ -73,16 +73,8 @@ def _why(op: MeasuredOp) -> str:
 
 def _step_price(unit: Unit, machine: Machine, batch: int, op: MeasuredOp, precision: Precision) -> float | None:
     """The time or energy of a training step on a machine; ``None`` if it has no price for the op."""
-    forward, input_gradient, weight_gradient = op.macs
-    work = Op(
-        op.name,
-        op.kind,
-        op.module,
-        forward,
-        input_gradient=bool(input_gradient),
-        weight_gradient=bool(weight_gradient),
-        product=op.product,
-    )
+    fw, eb, gc = op.macs
+    work = Op(op.name, op.kind, op.module, fw, input_gradient=bool(eb), weight_gradient=bool(gc), product=op.product)
     choice = Choice(precision, None, op.format, least=op.least, by_product=op.by_product)
     step = machine.step([work], {op.name: (choice,)}, batch=batch)
     if op.name not in step.ops:

@@ -9,9 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
@@ -22,7 +20,7 @@ from fractrain_fx.errors import ConfigError, InputError, RunError
 from fractrain_fx.formats.microscaling.elements import HALF_BITS
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.numerics.sensitivity.rounded import OPERANDS, OperandName
-from fractrain_fx.numerics.table import printed, shortened
+from fractrain_fx.numerics.table import Printed, shortened, table
 from fractrain_fx.passes import Product
 
 __all__ = ["FILE", "MeasuredOp", "Sensitivities", "Sensitivity"]
@@ -103,7 +101,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class Sensitivities:
+class Sensitivities(Printed):
     """What rounding does to the loss of a model, op by op. Prints as a table.
 
     Attributes:
@@ -234,30 +232,18 @@ class Sensitivities:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table(self)
 
-    def __str__(self) -> str:
-        return printed(self)
-
 
 def _table(found: Sensitivities) -> Iterator[RenderableType]:
     """A row for each measured op, and a line that explains the columns."""
     known = sorted({row.bits for row in found.rows})
     shown = [bits for bits in _SHOWN if bits in known] or known[:3]
-    table = Table(
-        title=f"{found.model}: loss {found.loss:.4g} in float",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("op", no_wrap=True, max_width=_NAME)
-    for operand in OPERANDS:
-        for bits in shown:
-            table.add_column(f"{operand} {bits}", justify="right", no_wrap=True)
+    numbers = [f"{operand} {bits}" for operand in OPERANDS for bits in shown]
+    made = table(["op"], numbers, f"{found.model}: loss {found.loss:.4g} in float")
     for op in found.measured:
         rows = {(row.operand, row.bits): row for row in found.rows if row.op == op.name}
         cells = [_cell(rows.get((operand, bits))) for operand in OPERANDS for bits in shown]
-        table.add_row(Text(shortened(op.name, _NAME)), *cells)
-    yield table
+        made.add_row(Text(shortened(op.name, _NAME)), *cells)
+    yield made
     yield Text(
         "x, w: expected change of the loss if this op's activation or weight alone is rounded to so many bits. "
         "g: the noise of its rounded gradient, in per cent of the harm that the batch's own noise does in a step."

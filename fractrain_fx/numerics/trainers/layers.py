@@ -14,13 +14,34 @@ from fractrain_fx.numerics.allocation import allocate
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
 from fractrain_fx.numerics.sensitivity.rounded import OPERANDS
 from fractrain_fx.numerics.trainers import writers
-from fractrain_fx.numerics.trainers.names import MEGATRON, TORCHTITAN, renamed
 
 __all__ = ["TRAINERS", "LayerPrecisions", "layer_precisions"]
 
 _FP4, _FP8, _BF16 = Precision(4, 4), Precision(8, 8), Precision(16, 16)
 _WORDS: Mapping[Precision, writers.Word] = {_FP4: "fp4", _FP8: "fp8", _BF16: "bf16"}
 _MULTIPLE = 16
+
+# The names that trainers give to layers of Hugging Face's LLaMA and GPT-2. Any other layer keeps its name.
+_MEGATRON: Mapping[str, str] = {
+    r"model\.layers\.(\d+)\.self_attn\.[qkv]_proj": r"decoder.layers.\1.self_attention.linear_qkv",
+    r"model\.layers\.(\d+)\.self_attn\.o_proj": r"decoder.layers.\1.self_attention.linear_proj",
+    r"model\.layers\.(\d+)\.mlp\.(gate|up)_proj": r"decoder.layers.\1.mlp.linear_fc1",
+    r"model\.layers\.(\d+)\.mlp\.down_proj": r"decoder.layers.\1.mlp.linear_fc2",
+    r"transformer\.h\.(\d+)\.attn\.c_attn": r"decoder.layers.\1.self_attention.linear_qkv",
+    r"transformer\.h\.(\d+)\.attn\.c_proj": r"decoder.layers.\1.self_attention.linear_proj",
+    r"transformer\.h\.(\d+)\.mlp\.c_fc": r"decoder.layers.\1.mlp.linear_fc1",
+    r"transformer\.h\.(\d+)\.mlp\.c_proj": r"decoder.layers.\1.mlp.linear_fc2",
+    r"lm_head": "output_layer",
+}
+"""Megatron-core multiplies queries, keys and values in one layer, and gate and up projection in one."""
+
+_TORCHTITAN: Mapping[str, str] = {
+    r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj": r"layers.\1.attention.qkv_linear.w\2",
+    r"model\.layers\.(\d+)\.self_attn\.o_proj": r"layers.\1.attention.wo",
+    r"model\.layers\.(\d+)\.mlp\.gate_proj": r"layers.\1.feed_forward.w1",
+    r"model\.layers\.(\d+)\.mlp\.down_proj": r"layers.\1.feed_forward.w2",
+    r"model\.layers\.(\d+)\.mlp\.up_proj": r"layers.\1.feed_forward.w3",
+}
 
 
 @dataclass(frozen=True)
@@ -38,8 +59,8 @@ class Trainer:
 
 _MATRICES = ("linear", "addmm")
 TRAINERS: Mapping[str, Trainer] = {
-    "torchtitan": Trainer(writers.torchtitan, names=TORCHTITAN),
-    "megatron": Trainer(writers.megatron, _MATRICES, (_FP4, _FP8), MEGATRON),
+    "torchtitan": Trainer(writers.torchtitan, names=_TORCHTITAN),
+    "megatron": Trainer(writers.megatron, _MATRICES, (_FP4, _FP8), _MEGATRON),
     "transformer-engine": Trainer(writers.transformer_engine, _MATRICES, (_FP4, _FP8)),
     "torchao": Trainer(writers.torchao),
 }
@@ -148,7 +169,7 @@ def _merged(found: Sensitivities, trainer: Trainer, reasons: Mapping[str, str]) 
     groups: dict[str, list[MeasuredOp]] = {}
     for op in found.ops:
         layer = op.kind in trainer.kinds and op.weight
-        groups.setdefault(renamed(_layer(op), trainer.names) if layer else op.name, []).append(op)
+        groups.setdefault(_renamed(_layer(op), trainer.names) if layer else op.name, []).append(op)
     ops, rows, fixed = [], [], {}
     for name, members in groups.items():
         reason = next((reasons[op.name] for op in members if op.name in reasons), None)
@@ -176,3 +197,11 @@ def _summed(found: Sensitivities, name: str, members: Sequence[MeasuredOp]) -> l
 def _layer(op: MeasuredOp) -> str:
     """The module of a layer's op: a layer that is called twice has two ops, of which one has a number in its name."""
     return op.module if re.fullmatch(rf"{re.escape(op.module)}(_\d+)?", op.name) else op.name
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """A trainer's name for a layer."""
+    for pattern, theirs in names.items():
+        if (match := re.fullmatch(pattern, name)) is not None:
+            return match.expand(theirs)
+    return name

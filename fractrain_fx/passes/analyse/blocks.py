@@ -56,11 +56,6 @@ class Blocks(PassBase):
             _add(members, name, operand(first, family.operands[0]), last)
         return PassResult(graph_module, True)
 
-    def ensures(self, graph_module: GraphModule) -> None:
-        for _, op in ops_of(graph_module.graph):
-            if can_choose(op) and op.block is None:
-                raise PassError(f"contraction {op.name!r} was left without a block")
-
 
 def can_choose(op: Op) -> bool:
     """Whether both operands can be quantized: not in a module kept as one node, nor in a call of several factors."""

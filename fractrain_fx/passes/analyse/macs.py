@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.capture.recording.kept.callees import Method
@@ -14,15 +14,9 @@ from fractrain_fx.capture.recording.kept.hidden import HIDDEN
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.passes.analyse.op_names import name_ops
 from fractrain_fx.passes.analyse.products import product_of
-from fractrain_fx.passes.analyse.reached import reached_by_gradient
 from fractrain_fx.passes.analyse.trained import bits_of
-from fractrain_fx.passes.graph.contractions import (
-    Contraction,
-    contraction,
-    operand,
-    uncounted_kind,
-    unsplit,
-)
+from fractrain_fx.passes.graph.aliases import shares_memory, written
+from fractrain_fx.passes.graph.contractions import Contraction, contraction, operand, uncounted_kind, unsplit
 from fractrain_fx.passes.graph.edit import module_path, owner_module, varying
 from fractrain_fx.passes.graph.facts import Facts, Op, facts, ops_of
 from fractrain_fx.passes.graph.formulas import recurrent_macs
@@ -38,6 +32,9 @@ class Macs(PassBase):
     An op family without a formula gets ``macs=None`` and is listed as uncounted.
 
     Requires: shapes. Ensures: every contraction that depends on the input has an op with a unique name.
+
+    Raises:
+        ModelError: no op has a formula.
     """
 
     def requires(self, graph_module: GraphModule) -> None:
@@ -45,7 +42,7 @@ class Macs(PassBase):
             raise PassError("the graph has no shapes yet: run the Shapes pass before Macs")
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        moving, reached = varying(graph_module.graph), reached_by_gradient(graph_module.graph)
+        moving, reached = varying(graph_module.graph), _reached_by_gradient(graph_module.graph)
         for node in graph_module.graph.nodes:
             facts(node).op = _op(graph_module, node, moving) if node in moving else None
         ops = list(ops_of(graph_module.graph))
@@ -54,19 +51,14 @@ class Macs(PassBase):
                 op.input_gradient = op.weight_gradient = False
                 facts(node).gradients_by = 0, 0
         name_ops(graph_module, ops)
-        return PassResult(graph_module, bool(ops))
-
-    def ensures(self, graph_module: GraphModule) -> None:
-        names = [op.name for _, op in ops_of(graph_module.graph)]
-        if not any(op.macs for _, op in ops_of(graph_module.graph)):
-            inside = ", ".join(repr(op.name) for _, op in ops_of(graph_module.graph) if op.macs is None)
+        if not any(op.macs for _, op in ops):
+            inside = ", ".join(repr(op.name) for _, op in ops if op.macs is None)
             raise ModelError(
                 "the model has no contraction whose cost is known, so there is nothing to quantize or to count: "
                 "fractrain_fx works on convolutions, linear layers and matrix products"
                 + (f". Its products lie inside calls that a graph cannot see into: {inside}" if inside else "")
             )
-        if len(set(names)) != len(names):
-            raise PassError("two contractions have one name; please report this model")
+        return PassResult(graph_module, True)
 
 
 def _op(graph_module: GraphModule, node: Node, moving: set[Node]) -> Op | None:
@@ -165,3 +157,33 @@ def _attribute(node: Node) -> object:
     if node.op != "get_attr" or node.graph.owning_module is None:
         return None
     return attrgetter(str(node.target))(node.graph.owning_module)
+
+
+def _reached_by_gradient(graph: Graph) -> set[Node]:
+    """The nodes whose value would receive a gradient of the output if every parameter were trained.
+
+    A node that writes into memory which others read counts as reached. The graph needs the annotations of ``Shapes``.
+    """
+    found: set[Node] = set()
+    later: set[Node] = set()
+    for node in reversed(graph.nodes):
+        writes = any(_is_read_elsewhere(operand, later) for operand in written(node))
+        read = any(user in found for user in node.users)
+        if node.op == "output" or writes or (read and _passes(node)):
+            found.add(node)
+        later.add(node)
+    return found
+
+
+def _is_read_elsewhere(operand: Node, later: set[Node]) -> bool:
+    """Whether nodes may read what was written to an operand otherwise than from the node that writes."""
+    return bool(shares_memory(operand)) or any(user in later for user in operand.users)
+
+
+def _passes(node: Node) -> bool:
+    """Whether a gradient passes through a node: also through objects that may hold tensors, but not through sizes."""
+    if facts(node).tensors:
+        return facts(node).flows
+    return node.op != "call_method" and not (
+        node.target is getattr and facts(node.all_input_nodes[0]).shape is not None
+    )

@@ -181,11 +181,6 @@ class DecidePrecision(PassBase):
             why = "all samples share it, so no gate can choose for each"
         return self._shared(why)
 
-    def ensures(self, graph_module: GraphModule) -> None:
-        for _, op in ops_of(graph_module.graph):
-            if op.precision.reason == "not yet decided":
-                raise PassError(f"contraction {op.name!r} was left undecided")
-
 
 def _name_as_before(graph_module: GraphModule) -> None:
     """Rename blocks as in the graph that was rewritten before, because gates are found by block name.

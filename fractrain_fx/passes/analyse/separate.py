@@ -13,7 +13,6 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture import RecordedModule, batch_size, resize_batch
 from fractrain_fx.capture.state import seeded
 from fractrain_fx.capture.trees import holds_tensor
-from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import rows_of, share_of
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes.analyse.shapes import examples_of
@@ -56,12 +55,6 @@ class FindSeparableBlocks(PassBase):
         if ends and reason is None:
             self._try(recorded, ends)
         return PassResult(graph_module, bool(ends))
-
-    def ensures(self, graph_module: GraphModule) -> None:
-        reason = inseparable(cast("RecordedModule", graph_module))
-        for block in skippable(graph_module.graph) if reason is not None else ():
-            if block.inseparable_because != reason:
-                raise PassError(f"block {block.name!r} cannot run for a part of the samples, and does not say so")
 
     def _try(self, graph_module: RecordedModule, ends: dict[Node, Block]) -> None:
         examples = examples_of(graph_module)

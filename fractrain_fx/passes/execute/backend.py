@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import CODE_BITS, FracConfig, Precision
-from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.errors import ModelError
 from fractrain_fx.execution.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.execution.backends.codes import CodedProducts
 from fractrain_fx.execution.backends.cuda import CUDA
@@ -65,11 +65,6 @@ class ChooseBackend(PassBase):
         if self._config.run.torchao:
             self._give_to_torchao(graph_module, found)
         return PassResult(graph_module, bool(found))
-
-    def ensures(self, graph_module: GraphModule) -> None:
-        for name, fused in fused_ops(graph_module).items():
-            if fused.backends[-1] is not PLAIN:
-                raise PassError(f"{name!r} has no backend that computes every call")
 
     def _backends(self, name: str, plan: Plan, coded: bool) -> tuple[Backend, ...]:
         in_float: tuple[Backend, ...] = (CUDA, PLAIN) if plan.has_kernels("cuda") else (PLAIN,)

@@ -8,11 +8,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.capture import RecordedModule
-from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.branches import Part, ends_of, part_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, identifier, unique
-from fractrain_fx.passes.graph.facts import Block, choices_of, facts
+from fractrain_fx.passes.graph.facts import Block, choices_of
 
 __all__ = ["Dispatch", "undispatched"]
 
@@ -64,13 +63,6 @@ class Dispatch(PassBase):
             graph.erase_node(part.add)
         for node in reversed(part.nodes):
             graph.erase_node(node)
-
-    def ensures(self, graph_module: GraphModule) -> None:
-        for node in graph_module.graph.nodes:
-            if facts(node).role == "dispatched":
-                module = graph_module.get_submodule(str(node.target))
-                if not isinstance(module, DispatchedBlock) or len(node.args) != 2 + len(module.given):
-                    raise PassError(f"{node.name!r} does not get the inputs that its branch reads")
 
 
 def undispatched(graph_module: GraphModule) -> dict[str, str]:

@@ -68,13 +68,6 @@ class Fuse(PassBase):
         graph_module.recompile()
         return PassResult(graph_module, len(apart) < len(groups))
 
-    def ensures(self, graph_module: GraphModule) -> None:
-        for node in graph_module.graph.nodes:
-            if facts(node).role in ("input", "weight", "gradient") and not node.users:
-                raise PassError(f"the quantize node {node.name!r} still runs, but no node reads it")
-        if not self._per_product:
-            require_fused(graph_module)
-
 
 def unfused(graph_module: GraphModule) -> dict[str, str]:
     """By name, the quantized ops of a graph that have no fused form, with the reason."""

@@ -13,7 +13,6 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.modules import activation, batchnorm, instancenorm, normalization, padding, pooling, upsampling
 from torch.nn.modules.dropout import _DropoutNd
 
-from fractrain_fx.errors import PassError
 from fractrain_fx.execution.arithmetic import Convolution
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
 from fractrain_fx.execution.fused_op import FusedOp
@@ -105,12 +104,6 @@ class ChannelsLast(PassBase):
         graph_module.graph.lint()
         graph_module.recompile()
         return PassResult(graph_module, True)
-
-    def ensures(self, graph_module: GraphModule) -> None:
-        for node in graph_module.graph.nodes:
-            fused = owner_module(graph_module, node)
-            if isinstance(fused, FusedOp) and fused.plan.channels_last and not _image_convolution(graph_module, node):
-                raise PassError(f"{node.name!r} is no convolution of images but is to compute with channels innermost")
 
 
 def _insert(reader: Node, source: Node, op: str, target: Callable[[Tensor], Tensor] | str) -> None:

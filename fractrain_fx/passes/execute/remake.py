@@ -8,7 +8,6 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.errors import PassError
 from fractrain_fx.execution.attention import Probabilities
 from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.execution.fused_op import FusedOp
@@ -34,15 +33,6 @@ class RemakeOperands(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         changed = [_connect(each) for each in graphs_of(graph_module)]
         return PassResult(graph_module, any(changed))
-
-    def ensures(self, graph_module: GraphModule) -> None:
-        for each in graphs_of(graph_module):
-            for node in each.graph.nodes:
-                fused = owner_module(each, node)
-                if isinstance(fused, FusedOp) and (fused.maker is None) != ("made" not in node.kwargs):
-                    raise PassError(
-                        f"{node.name!r} gets a source without a module that makes its operand, or no source"
-                    )
 
 
 def _connect(graph_module: GraphModule) -> bool:
