@@ -23,9 +23,8 @@ _FRONTIERS = (
     ("resnet20-16px", 20, "ResNet-20 on all of CIFAR-10 at 16 pixels"),
     ("characters", 4, "GPT-2 of two layers on characters of tiny-shakespeare"),
 )
-_FRONTIER_WORDS = """The line joins static precisions, and a method pays if it is better than the line. Each column of
-the table is a budget, as a share of the cost of static FW-8/BW-8. A cell has the best mean of any setting within it,
-and the lowest and highest of its seeds. Without brackets it is one seed."""
+_FRONTIER_WORDS = """The line joins static precisions; a method above it pays. Each column is a budget, as a share of
+static FW-8/BW-8's cost. A cell has the best mean within it, and its seeds' range; without brackets, one seed."""
 _TASKS_WORDS = """## Each task
 
 The tables have every method in its setting with the most seeds. If several are level, they have the best one, and the
@@ -68,7 +67,7 @@ def _opening(groups: Sequence[Group], folder: Path, shown: Path) -> list[str]:
     for task, epochs, title in _FRONTIERS:
         figure = f"science-{task}-frontier.svg"
         if words := frontier(groups, task, epochs, folder / figure):
-            picture = f"![{title}: test results against cost, {epochs} epochs]({shown / figure})"
+            picture = f"![Test results against cost]({shown / figure})"
             heading = f"## {title}" if parts else ""
             parts += [heading, picture, beside_static(groups, task, epochs, title)]
             parts += [words] if heading else [_FRONTIER_WORDS, words]

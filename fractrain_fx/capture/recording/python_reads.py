@@ -36,10 +36,7 @@ __all__ = ["PythonReads", "write_test"]
 
 
 def _require_as_recorded(value: Any, recorded: Any, message: str) -> None:
-    """Raise if code would see another value than when it was recorded: the graph lacks the model's other path.
-
-    ``value``: what it would see, or a tensor whose truth value that is.
-    """
+    """Raise if a value, or a tensor's truth value, is not as recorded: the graph lacks the model's other path."""
     if isinstance(value, Tensor) and (value.is_meta or torch.compiler.is_compiling()):
         torch._assert_async(value if recorded else torch.logical_not(value), message)
     elif (bool(value) if isinstance(value, Tensor) else value) != recorded:
