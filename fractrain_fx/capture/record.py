@@ -88,8 +88,7 @@ class Recording:
 
         The model keeps its buffers, attributes, hooks and random generators.
         """
-        example = self.call.example(args, {**dict(self.call.implied), **kwargs})
-        return first_difference(model, self.train if training else self.eval, self.plain[training], example, training)
+        return self._difference(model, self._example(args, kwargs), training)
 
     def holds_again(self, model: nn.Module, training: bool) -> bool:
         """Whether the graph equals the model on the example: if not, the model has changed since."""
@@ -100,11 +99,17 @@ class Recording:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
     ) -> str | None:
         """The difference on a call with other floating values, in words; ``None`` if either refuses such values."""
-        example = self.call.example(args, {**dict(self.call.implied), **kwargs}).with_other_values()
-        if example is None:
-            return None
+        example = self._example(args, kwargs).with_other_values()
+        return None if example is None else self._difference(model, example, training, errors_count=False)
+
+    def _example(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
+        return self.call.example(args, {**dict(self.call.implied), **kwargs})
+
+    def _difference(
+        self, model: nn.Module, example: Example, training: bool, *, errors_count: bool = True
+    ) -> str | None:
         graph, plain = self.train if training else self.eval, self.plain[training]
-        return first_difference(model, graph, plain, example, training, errors_count=False)
+        return first_difference(model, graph, plain, example, training, errors_count=errors_count)
 
     def other_types(self, model: nn.Module) -> str | None:
         """The recorded types of parameters, in words, if the model has others now and the graph depends on them.

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from fractrain_fx.errors import FracTrainError
 
@@ -21,6 +21,7 @@ __all__ = [
     "mean_over_ranks",
     "on_first",
     "sum_over_ranks",
+    "syncs_batch_norm",
     "world_size",
 ]
 
@@ -98,6 +99,11 @@ def is_lost_process(error: BaseException) -> bool:
 
 def _together() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def syncs_batch_norm(model: nn.Module) -> bool:
+    """Whether batch norms of a model wait for other processes, so that it cannot run in this one alone."""
+    return _together() and any(isinstance(each, nn.SyncBatchNorm) for each in model.modules())
 
 
 def is_sharded(x: Tensor) -> bool:

@@ -15,7 +15,7 @@ from fractrain_fx.capture.model_errors import is_out_of_memory
 from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import RunConfig
-from fractrain_fx.engine.distributed import LOST, is_lost_process
+from fractrain_fx.engine.distributed import LOST, is_lost_process, syncs_batch_norm
 from fractrain_fx.errors import FracTrainError, InputError, ModelError, RunError
 from fractrain_fx.model.eager_code import eager_forward
 from fractrain_fx.passes import facts
@@ -92,8 +92,7 @@ def no_more_recordings(original: nn.Module, count: int, run: RunConfig) -> str |
             f"It has {count} recordings already: set RunConfig(recordings=...) higher, pad inputs to a few sizes, or "
             "move that code into a submodule"
         )
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if distributed and any(isinstance(each, nn.SyncBatchNorm) for each in original.modules()):
+    if syncs_batch_norm(original):
         return "Batch norms that wait for other processes cannot be recorded in one process: pass inputs of one size"
     return None
 

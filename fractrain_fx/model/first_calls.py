@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fractrain_fx.engine.distributed import syncs_batch_norm
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.variant import Variant
 
@@ -84,8 +85,7 @@ class FirstCalls:
             return False
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return False
-        waits = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return not (waits and any(isinstance(each, nn.SyncBatchNorm) for each in self._model.modules()))
+        return not syncs_batch_norm(self._model)
 
 
 def decided_by_values(model: nn.Module, difference: str) -> InputError:

@@ -52,7 +52,7 @@ def param_groups(
 
 
 def refuse_plain_trainer(model: Any) -> None:
-    """Refuse transformers' Trainer that moves a model, or switches it to training, and whose loss has no cost term."""
+    """Refuse a model that a Trainer of transformers moves or switches to training, if its loss has no cost term."""
     transformers: Any = sys.modules.get("transformers.trainer")
     if transformers is None:
         return

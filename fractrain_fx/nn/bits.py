@@ -71,7 +71,7 @@ class StageBits(FollowsStage):
 
 
 class OwnBits(NamedTuple):
-    """The precision of an op with bits of its own in each stage; ``by_stage`` has it by the stage's precision."""
+    """The precision of an op with its own bits in each stage; ``by_stage`` maps the stage's precision to the op's."""
 
     stage: StageBits
     by_stage: Mapping[Precision, Precision]

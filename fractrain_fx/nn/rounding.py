@@ -97,7 +97,7 @@ def rounded_gradient(
 
 
 def refuse_create_graph() -> None:
-    """Called in backward: refuse gradients of gradients, because gradients are rounded, which has no derivative."""
+    """Refuse, in backward, to differentiate the gradient: it was rounded, and rounding has no derivative."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ConfigError(
             "create_graph=True (a gradient penalty, a Hessian) asks for the gradient of a gradient that was rounded, "

@@ -56,7 +56,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run returned, detached, and its digests by name; eval mode has none.
+    """What one run returned, detached, and its digests by name. A run in eval mode has no digests.
 
     Digests are of the gradients of parameters and inputs, if the run went backward, and of the buffers after it.
     """

@@ -167,11 +167,11 @@ def _memoized(model: nn.Module) -> Iterator[Replacement]:
     """
     parts = list(model.modules())
     kinds = {kind for kind in map(type, parts) for kind in kind.__mro__ if _may_hold_memos(kind.__module__)}
-    changing = {sys.modules["__main__"], *files_of(model)}
+    own = {"__main__", *(kind.__module__ for kind in kinds)}
     for name, file in list(sys.modules.items()):
-        if _may_hold_memos(name) and file not in changing:
-            yield from _bypasses(file, _library_memos(name, file))
-    for owner in (*changing, *kinds, *parts):
+        if _may_hold_memos(name):
+            yield from _bypasses(file, _memo_names(file) if name in own else _library_memos(name, file))
+    for owner in (*kinds, *parts):
         yield from _bypasses(owner, _memo_names(owner))
 
 
@@ -193,7 +193,7 @@ def _is_memo(value: Any) -> bool:
 
 
 def _library_memos(name: str, file: Any) -> list[str]:
-    """Those of a library, whose names are read anew only if their number changed: a process has a million of them."""
+    """The same for a library, whose names are read anew only if their number changed: a process has a million names."""
     count = len(getattr(file, "__dict__", ()))
     if name not in _LIBRARIES or _LIBRARIES[name][0] != count:
         _LIBRARIES[name] = count, _memo_names(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +82,12 @@ def test_a_memoized_function_is_found_in_a_library_that_changed_since_the_last_r
     record(nn.Linear(4, 2), (torch.randn(2, 4),))  # reads the library's names
     vars(library)["double"] = functools.cache(lambda length: 2 * length)
     holds(Repeats(), record(Repeats(), (torch.randn(2, 4),)), (2, 4), (3, 5))
+
+
+def test_what_a_library_puts_among_the_loaded_modules_need_not_be_hashable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "odd", SimpleNamespace(halves=halves))
+    recording = record(Halves(), (torch.randn(2, 6, 4),))
+    assert "floordiv" in recording.train.code
 
 
 class Attention(nn.Module):
