@@ -206,11 +206,13 @@ class Format(Protocol):
         """
         dtype = work_dtype(x)
 
-        def gains(widths: Sequence[int]) -> Tensor:
-            parts = ((self.activation(x, each, within).to(dtype) - x) * g for each in widths)
-            return torch.stack([sum_of_samples(part.flatten(1), squared) for part in parts], dim=1)
+        def gain(width: int) -> Tensor:
+            parts = (self.activation(x, width, within).to(dtype) - x) * g
+            return sum_of_samples(parts.flatten(1), squared)
 
-        return of_options(bits, gains)
+        # One option after the other, so that one copy of x lives at a time, and without a generator: torch.compile may
+        # begin to trace a backward pass twice, and fails on generators of the first time.
+        return of_options(bits, lambda widths: torch.stack([gain(each) for each in widths], dim=1))
 
     @abstractmethod
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:

@@ -160,9 +160,8 @@ class MicroscalingFormat(PerProductFormat):
     ) -> tuple[Tensor, Tensor]:
         """Both operands after the transform, or as they are where both have many bits."""
         matrix = rotation_at(bits, width, seed, first.new_empty(0, dtype=work_dtype(first)))
-        pair = ((first, dims[0]), (second, dims[1]))
-        rotated = (rotate(x.to(matrix.dtype), dim, matrix) for x, dim in pair)
-        return next(rotated), next(rotated)
+        first, second = [rotate(x.to(matrix.dtype), dim, matrix) for x, dim in zip((first, second), dims, strict=True)]
+        return first, second
 
     def products(self) -> dict[str, str]:
         """For each product, how its two operands are rounded, in words."""

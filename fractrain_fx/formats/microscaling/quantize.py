@@ -136,11 +136,11 @@ def scales_of_blocks(parts: Float[Tensor, "*blocks"], grid: Grid, blocks: Blocks
         return scales(largest, grid, scaling.kind, peak=EDEN_PEAK, top=EDEN_TOP)
     if not scaling.four_over_six:
         return scales(largest, grid, scaling.kind, widest=_widest(largest, blocks, scaling))
-    to_six, to_four = (scales(largest, grid, scaling.kind, peak=256.0, top=top) for top in (6.0, 4.0))
-    of_six, of_four = (
+    to_six, to_four = [scales(largest, grid, scaling.kind, peak=256.0, top=top) for top in (6.0, 4.0)]
+    of_six, of_four = [
         (round_to_grid(parts * each.down, grid).mul_(each.up) - parts).square_().sum(blocks.dims, keepdim=True)
         for each in (to_six, to_four)
-    )
+    ]
     four = of_four < of_six
     return Scales(*(torch.where(four, *pair) for pair in zip(to_four, to_six, strict=True)))
 
