@@ -1,9 +1,13 @@
-"""Run a model and leave no trace: parameters, buffers, flags, attributes and random generators as before."""
+"""Run a model and leave no trace: parameters, buffers, flags, attributes and random generators as before.
+
+Attributes of the objects that its modules hold are put back too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fractrain_fx.capture.circumstances.holders import holders
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.surroundings import Surroundings
 
@@ -88,10 +93,10 @@ class Snapshot:
     ) -> None:
         self.model = model
         self.surroundings = surroundings or Surroundings()
-        # Containers among the attributes are copied, because a forward may fill them (caches of tables).
+        # Containers among the attributes are copied, because a forward may fill them (caches of tables, losses).
         self._attributes = [
-            (module, {name: (value, _contents(value)) for name, value in vars(module).items()})
-            for module in model.modules()
+            (holder, {name: (value, _contents(value)) for name, value in vars(holder).items()})
+            for holder, _, _ in holders(model).values()
         ]
         loose = (x for module in model.modules() for x in vars(module).values() if isinstance(x, torch.Tensor))
         held = [*model.parameters(), *model.buffers(), *loose] if held is None else held
@@ -113,8 +118,8 @@ class Snapshot:
                 self._restore()
 
     def _restore(self) -> None:
-        for module, saved in self._attributes:
-            attributes = vars(module)
+        for holder, saved in self._attributes:
+            attributes = vars(holder)
             for name in attributes.keys() - saved.keys():
                 del attributes[name]
             for name, (value, contents) in saved.items():
@@ -122,7 +127,8 @@ class Snapshot:
                     attributes[name] = value
                 if contents is not None and (value or contents) and not _same_items(value, contents):
                     value.clear()
-                    value.extend(contents) if isinstance(value, list) else value.update(contents)
+                    value.extend(contents) if isinstance(value, (list, deque)) else value.update(contents)
+        for module in self.model.modules():
             self._forget_history(module)
         for parameter, before in self._hooks:
             hooks = parameter._backward_hooks or {}
@@ -148,9 +154,9 @@ class Snapshot:
         if not (of_call and self.model.training is train):
             self.model.train(train)
         if of_call:
-            for module, saved in self._attributes:
-                if module is not self.model:
-                    module.training = saved["training"][0]
+            for holder, saved in self._attributes:
+                if isinstance(holder, nn.Module) and holder is not self.model:
+                    holder.training = saved["training"][0]
 
     def restore_tensors(self) -> None:
         """Put back parameters and buffers, and leave attributes as they are now."""
@@ -201,13 +207,13 @@ def seeded(seed: int = 3_141_592_653) -> Iterator[None]:
 
 
 def _contents(value: Any) -> Any:
-    return value.copy() if isinstance(value, (dict, list, set)) else None
+    return value.copy() if isinstance(value, (dict, list, set, deque)) else None
 
 
 def _same_items(value: Any, contents: Any) -> bool:
     """Whether a container holds the same objects as before; ``==`` would compare tensors."""
     if isinstance(value, dict):
         return list(value) == list(contents) and all(value[key] is contents[key] for key in contents)
-    if isinstance(value, list):
+    if isinstance(value, (list, deque)):
         return len(value) == len(contents) and all(a is b for a, b in zip(value, contents, strict=True))
     return bool(value == contents)

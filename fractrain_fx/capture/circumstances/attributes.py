@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CellType, CodeType, SimpleNamespace
@@ -17,7 +18,7 @@ from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.replaced import Replacement, replaced
 from fractrain_fx.capture.source import by_library, forward_of, outside_capture
-from fractrain_fx.capture.trees import PLAIN
+from fractrain_fx.capture.trees import PLAIN, tensors_in
 
 __all__ = ["ABSENT", "Access", "AttributePath", "Attributes"]
 
@@ -76,9 +77,19 @@ class Access:
         code, line = sorted(self.set_at or self.read_at, key=lambda at: at[1])[0]
         return f"{code.co_filename}:{line}"
 
+    def __str__(self) -> str:
+        return f"{self.place} ({self.line})" if self.set_at or self.read_at else str(self.place)
+
     def present(self) -> Any:
         """The present value of the attribute."""
         return getattr(self.holder, self.place.name, ABSENT)
+
+    def contents(self) -> list[Tensor]:
+        """The tensors in its present value, if that is a container."""
+        value = self.present()
+        if isinstance(value, deque | set):
+            value = list(value)
+        return list(tensors_in(value)) if isinstance(value, list | tuple | dict) else []
 
 
 class Attributes:
@@ -134,6 +145,15 @@ class Attributes:
         """
         found = [each for each in self.accesses.values() if each.set_at and not each.read_at]
         return [each for each in found if isinstance(each.present(), Tensor) or not same(each.value, each.present())]
+
+    def filled(self) -> list[Access]:
+        """Containers in which the run has left tensors that it was given or computed."""
+
+        def computed(x: Tensor) -> bool:
+            node = self._recorder.writer.known(x)
+            return node is not None and node.op != "get_attr"
+
+        return [each for each in (*self.accesses.values(), *self.variables()) if any(map(computed, each.contents()))]
 
     def _getter(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         places, ambient, writer = self._places, self._recorder.ambient, self._recorder.writer

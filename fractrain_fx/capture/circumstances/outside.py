@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -65,6 +66,7 @@ class Outside:
         self._generators = Generators(model)
         self._changed: list[Access] = []
         self._left: list[Access] = []
+        self._filled: list[Access] = []
         self._drew = False
         self._notes: list[str] = []
 
@@ -78,10 +80,12 @@ class Outside:
         with self._recorder.pause():  # these comparisons are no calls of the model
             self._changed = self._attributes.carried()
             self._left = self._attributes.left_behind()
+            self._filled = self._attributes.filled()
 
     def obstacles(self, snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
         """Modules and functions that must stay one call because the model's next run would differ from this one."""
         found, self._notes = _carried(snapshot, example, train, self._changed)
+        self._left += _refilled(snapshot, example, train, self._filled)
         if self._drew:
             found += _draws(snapshot, example, train, one_nodes)
         return found + list(self._set_from_outside())
@@ -105,10 +109,11 @@ class Outside:
         read += self._attributes.variables()
         found = list(self._notes)
         left = [each for each in self._left if self._is_shown([each.place.module], called)]
-        if left := [each for each in left if self._is_shown(each.writers, called)]:
+        # Variables of Python's modules are noted for recorded code only, without the module whose forward it is.
+        if left := [each for each in left if self._is_shown((each.writers or each.readers) or [""], called)]:
             found.append(
-                f"forward leaves values in {listed(f'{each.place} ({each.line})' for each in left)}, which the "
-                "rewritten model does not set: return them from forward if a loss or a log needs them"
+                f"forward leaves values in {listed(map(str, left))}, which the rewritten model does not set: return "
+                "them from forward if a loss or a log needs them"
             )
         return PythonState(tuple(read), (*found, *notes), self._recorder.ambient.floating, self._recorder.checkpointed)
 
@@ -157,6 +162,27 @@ def _carried(
 
 def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Access]) -> tuple[list[Access], bool]:
     """Attributes that a second call on the same inputs changes again, and whether its output differs."""
+    outputs, after = _two_calls(snapshot, example, train, lambda: [copied(each.present()) for each in changed])
+    moving = [each for each, *values in zip(changed, *after, strict=True) if _moves(*values)]
+    return moving, has_data(snapshot.model) and difference(*outputs) is not None
+
+
+def _refilled(snapshot: Snapshot, example: Example, train: bool, filled: list[Access]) -> list[Access]:
+    """The containers into which a second call puts tensors of its own, unlike a table that the first one filled."""
+    if not filled:
+        return []
+    try:
+        _, (first, second) = _two_calls(snapshot, example, train, lambda: [each.contents() for each in filled])
+    except model_errors():  # a second call that fails tells nothing about the first
+        return filled
+    kept = [set(map(id, tensors)) for tensors in first]
+    return [each for each, ids, now in zip(filled, kept, second, strict=True) if not ids.issuperset(map(id, now))]
+
+
+def _two_calls(
+    snapshot: Snapshot, example: Example, train: bool, noted: Callable[[], list[Any]]
+) -> tuple[list[Any], list[list[Any]]]:
+    """The outputs of two calls on the same inputs, and what is noted after each."""
     model = snapshot.model
     outputs: list[Any] = []
     after: list[list[Any]] = []
@@ -166,14 +192,13 @@ def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Acce
             snapshot.restore_tensors()
             with seeded():
                 outputs.append(example.run(model))
-            after.append([copied(each.present()) for each in changed])
-    moving = [each for each, *values in zip(changed, *after, strict=True) if _moves(*values)]
-    return moving, has_data(model) and difference(*outputs) is not None
+            after.append(noted())
+    return outputs, after
 
 
 def _moves(first: Any, second: Any) -> bool:
     # A container that only grows may be a log. If the model reads it, the outputs differ.
-    return not isinstance(first, list | dict | set) and not same(first, second)
+    return not isinstance(first, list | dict | set | deque) and not same(first, second)
 
 
 def _draws(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:

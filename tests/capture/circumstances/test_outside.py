@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections import namedtuple
+from collections import deque, namedtuple
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +71,38 @@ class LeavesALoss(Body):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         self.balance = y.square().mean()
+        return y
+
+
+class LeavesItIn(Body):
+    """Puts a loss into a container, or an object's container, for code around it, and a table there once."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.losses: Any = {"list": [], "dict": {}, "deque": deque(maxlen=4), "object": SimpleNamespace(losses=[])}[
+            place
+        ]
+        self.table: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if x.shape[-1] not in self.table:
+            self.table[x.shape[-1]] = torch.arange(x.shape[-1]) / 7
+        if isinstance(self.losses, dict):
+            self.losses["balance"] = y.square().mean()
+        else:
+            getattr(self.losses, "losses", self.losses).append(y.square().mean())
+        return y + self.table[x.shape[-1]]
+
+
+class Collects(Body):
+    """Fills a list of its own that it reads again in the same call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.parts: list[Tensor] = []
+        self.parts.append(super().forward(x))
+        y = torch.cat(self.parts)
+        self.parts.clear()
         return y
 
 
@@ -240,6 +272,18 @@ def test_a_table_made_at_the_first_call_is_no_obstacle() -> None:
 def test_a_tensor_left_in_an_attribute_for_the_training_loop_is_worth_a_note() -> None:
     (note,) = record(LeavesALoss(), (X,)).python.notes
     assert "balance" in note and "return them" in note
+
+
+@pytest.mark.parametrize("place", ["list", "dict", "deque", "object"])
+def test_a_tensor_left_in_a_container_is_worth_a_note_and_a_table_kept_there_is_not(place: str) -> None:
+    model = LeavesItIn(place)
+    (note,) = record(model, (X,)).python.notes
+    assert not getattr(model.losses, "losses", model.losses)  # the model is as it was
+    assert "losses" in note and "return them" in note and "table" not in note
+
+
+def test_a_list_that_a_call_empties_again_is_worth_no_note() -> None:
+    assert record(Collects(), (X,)).python.notes == ()
 
 
 def test_any_value_left_in_an_attribute_is_worth_a_note() -> None:
