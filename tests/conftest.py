@@ -20,16 +20,12 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 
+settings.register_profile("tests", deadline=None, max_examples=30)  # others in each run, and failures are kept
+settings.load_profile("tests")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write the golden files anew instead of comparing")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis tries more examples in a run that includes the long tests."""
-    few = "not long" in config.option.markexpr
-    settings.register_profile("tests", deadline=None, max_examples=30 if few else 100)
-    settings.load_profile("tests")
 
 
 def pytest_collectstart() -> None:

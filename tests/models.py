@@ -234,10 +234,10 @@ def some_long(names: Iterable[str], *long: str, slow: Container[str] = ()) -> li
     return [pytest.param(name, marks=marks(name, long, slow)) for name in names]
 
 
-def thinned(cases: Iterable[Any], every: int) -> list[Any]:
-    """Parameters of which every n-th runs with all tests. The others try the same on more, with the long tests."""
+def thinned(cases: Iterable[Any], every: int, mark: pytest.MarkDecorator = pytest.mark.long) -> list[Any]:
+    """Parameters of which every n-th runs with all tests. The others, which try the same on more, get the mark."""
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*each, marks=[pytest.mark.long] * (place % every > 0)) for place, each in enumerate(values)]
+    return [pytest.param(*each, marks=[mark] * (place % every > 0)) for place, each in enumerate(values)]
 
 
 def marks(case: object, long: Container[Any], slow: Container[Any]) -> list[pytest.MarkDecorator]:

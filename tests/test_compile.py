@@ -45,8 +45,11 @@ def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
 @pytest.mark.parametrize(
     "method, backend",
     [
-        *[("float", "plain"), ("dfq", "plain"), ("dfq", "cpu")],
-        *(pytest.param("static", backend, marks=pytest.mark.slow) for backend in ("plain", "cpu")),
+        *[("float", "plain"), ("dfq", "plain")],
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("dfq", "cpu"), ("static", "plain"), ("static", "cpu"))
+        ),
     ],
 )
 def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str, backend: Backend) -> None:

@@ -42,11 +42,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 SKIPPING = ("computed", "left-out")
 QUICK = {("resnet10t", "fractrain"), ("gpt2", "static")}
-# With these, every configuration runs with some model, and every model with gates. The rest shows little more.
+# With these, every configuration runs with some model. The rest shows little more.
 LONG = {
-    *(("resnet10t", config) for config in ("dfq", "mx", "int", "dorefa")),
+    *(("resnet10t", config) for config in ("dfq", "mx", "int", "dorefa", "nvfp4", "fp8")),
     *(("vit", config) for config in ("pfq", "mx-dfq", "wageubn")),
-    *(("gpt2", config) for config in ("fractrain", "nvfp4", "fp8")),
 }
 SLOW = {*product(MODELS, CONFIGS)} - QUICK - LONG
 

@@ -20,10 +20,10 @@ from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build, some_long
 
 NAMES = [*TIMM, *HUGGING_FACE, *HOME_MADE]
 DEEP = ("swin_tiny_patch4_window7_224", "densenet121", "levit_128s", "resnet50", "vit_tiny_patch16_224")
-WIDE = ("efficientnet_b0", "convnext_atto", "mobilenetv2_100", "bart", "torchvision_resnet18")
-LARGE = (*WIDE, "resnet18", "llama", "vit", "t5", "test_nfnet")
-CASES = some_long(NAMES, *LARGE, slow=DEEP)
-TRAINED = some_long(NAMES, *LARGE, "bert", "mixtral", slow=DEEP)
+WIDE = ("efficientnet_b0", "convnext_atto", "mobilenetv2_100", "torchvision_resnet18")
+LARGE = ("bart", "resnet18", "llama", "vit", "t5", "test_nfnet")
+CASES = some_long(NAMES, *LARGE, slow=(*DEEP, *WIDE))
+TRAINED = some_long(NAMES, *LARGE, "bert", "mixtral", slow=(*DEEP, *WIDE))
 
 
 class Step(NamedTuple):

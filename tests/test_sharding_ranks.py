@@ -89,7 +89,11 @@ def _compare(rank: int, folder: str, ranks: int, method: str, skipping: Skipping
 
 @pytest.mark.parametrize(
     ("ranks", "method", "skipping"),
-    [(2, "float", "computed"), (2, "fractrain", "left-out"), (4, "float", "computed"), (4, "fractrain", "computed")],
+    [
+        *((2, "float", "computed"), (2, "fractrain", "left-out")),
+        pytest.param(4, "float", "computed", marks=pytest.mark.slow),
+        pytest.param(4, "fractrain", "computed", marks=pytest.mark.slow),
+    ],
 )
 def test_sharded_training_is_that_of_data_parallel(tmp_path: Path, ranks: int, method: str, skipping: Skipping) -> None:
     together(_compare, tmp_path, ranks, method, skipping)
@@ -171,7 +175,7 @@ def _held(rank: int, folder: str, ranks: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_between_segments_a_process_holds_its_share_and_one_segment(tmp_path: Path, ranks: int) -> None:
     together(_held, tmp_path, ranks)
     for rank in range(ranks):

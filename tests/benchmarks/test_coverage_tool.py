@@ -309,7 +309,7 @@ def test_hugging_face_models_come_with_head_labels_and_padding() -> None:
     assert (made.kwargs["attention_mask"] == 0).any()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_text_has_as_many_places_as_its_image_has_features() -> None:
     made = hf_models.build(Case("hf", "llava", "llava"))
     assert "pixel_values" in made.kwargs

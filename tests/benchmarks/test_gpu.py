@@ -252,7 +252,7 @@ def test_listing_the_items_of_a_part_changes_no_setting_of_torch() -> None:
     assert before == (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32, dict(os.environ))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_part_runs_in_small_on_a_cpu(tmp_path: Path) -> None:
     argv = ["--small", "--device", "cpu", "--out", str(tmp_path), "--minutes", "40"]
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *argv], cwd=ROOT, capture_output=True, text=True)

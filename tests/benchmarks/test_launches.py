@@ -42,7 +42,7 @@ def test_each_rounding_is_one_launch_by_kernels_and_many_without() -> None:
 
 
 # Counted: 80 under PFQ, and 44 for float.
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_compiled_step_launches_fewer_kernels_than_an_eager_step_in_float() -> None:
     found = {method: launches_compiled(SMALL, method) for method in ("float", "pfq")}
     assert 7 < found["float"]["extern_kernels.addmm"] + found["float"]["extern_kernels.mm"] < 30

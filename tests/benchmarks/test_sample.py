@@ -106,12 +106,9 @@ def test_the_sample_has_thirty_models() -> None:
     assert len(SAMPLE) == 30
 
 
-# One runs with all tests, seven of other kinds and libraries with the long ones, and the rest with the slow ones.
+# One runs with all tests, four of other kinds and libraries with the long ones, and the rest with the slow ones.
 QUICK = ("test_resnet",)
-LONG = (
-    *("AlbertForSequenceClassification", "squeezenet1_1", "test_vit3", "test_nfnet"),
-    *("MambaForCausalLM", "WhisperForConditionalGeneration", "shufflenet_v2_x0_5"),
-)
+LONG = ("AlbertForSequenceClassification", "squeezenet1_1", "test_nfnet", "WhisperForConditionalGeneration")
 SLOW = {name for _, name in SAMPLE} - {*QUICK, *LONG}
 
 MODELS = [pytest.param(*each, id=each[1], marks=marks(each[1], LONG, SLOW)) for each in SAMPLE]

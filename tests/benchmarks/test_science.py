@@ -268,7 +268,7 @@ def test_a_tiny_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (run / "output.txt").read_text().count("epoch   1 ") == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = [f"--runs={tmp_path}/runs", f"--results={tmp_path}/science.jsonl", f"--page={tmp_path}/results.md"]
     bad = Run("digits-tiny", "static", epochs=1)

@@ -117,7 +117,7 @@ def test_a_new_precision_compiles_nothing_anew() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_the_compilers_own_code_around_them_gives_the_numbers_of_eager_mode(dtype: torch.dtype) -> None:
     eager, x = built(dtype, format="mx", precision="8/8"), images(dtype)
     model = copy.deepcopy(eager)

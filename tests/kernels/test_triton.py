@@ -29,7 +29,7 @@ from tests.models import thinned
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cases", thinned(["not long", "long"], 2))
+@pytest.mark.parametrize("cases", ["not long", pytest.param("long", marks=pytest.mark.slow)])
 def test_the_kernels_give_the_numbers_of_the_plain_operations(cases: str) -> None:
     pytest.importorskip("triton", minversion="3.7")  # the interpreter of older ones fails with today's numpy
     files = [str(Path(__file__).with_name(f"{name}.py")) for name in ("interpreted", "interpreted_gates")]

@@ -17,7 +17,7 @@ from fractrain_fx.errors import ConfigError, ModelError
 from tests.build import objective, paper
 from tests.build import rewritten as build_rewritten
 from tests.choices import choose
-from tests.models import build
+from tests.models import build, thinned
 from tests.segmented import IMAGES, ROWS, Residual, Stack, rewritten
 
 TWO = ("FW-0/BW-0", "FW-4/BW-8")
@@ -107,7 +107,7 @@ def test_a_step_under_autocast_is_the_same() -> None:
 @pytest.mark.parametrize(
     "config", [FracConfig(), paper(run=RunConfig(skipping="left-out"))], ids=["computed", "left-out"]
 )
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", thinned(REAL, 2, pytest.mark.slow))
 def test_a_step_of_real_models_is_the_same_bit_for_bit(name: str, config: FracConfig) -> None:
     case = build(name)  # not on int8 where a timing finds that quicker: two models would be timed, and may differ
     model = build_rewritten(case, config=config)

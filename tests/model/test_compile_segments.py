@@ -108,7 +108,7 @@ def test_compiled_segments_and_eager_mode_agree() -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)  # sums and noise differ
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_checkpointed_segments_are_compiled_too() -> None:
     model, x = small("fractrain")
     model.compile_segments(backend="aot_eager")
@@ -149,7 +149,7 @@ def test_an_unknown_option_is_an_error() -> None:
         model.compile_segments(full_graph=True)
 
 
-_COMPILED = ["resnet18", "gpt2", *(["mixtral"] if COMPILES_EXPERTS else [])]
+_COMPILED = [pytest.param("resnet18", marks=pytest.mark.slow), "gpt2", *(["mixtral"] if COMPILES_EXPERTS else [])]
 
 
 @pytest.mark.long

@@ -103,6 +103,7 @@ def together(arguments: list[str]) -> list[subprocess.Popen[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_sharded_run_says_that_a_process_was_killed_and_goes_on(tmp_path: Path) -> None:
     flags = ["--method", "fractrain", "--epochs", "6", "--schedule", "manual", "--set", "gate.beta=0.05"]
     flags += ["--set", "accumulate=2", "--lr", "0.05"]
@@ -158,6 +159,7 @@ print("left")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are told by name under /proc")
 def test_no_thread_of_the_group_is_left_to_shut_python_down_with(tmp_path: Path) -> None:
     script = tmp_path / "leaves.py"

@@ -50,7 +50,7 @@ def rates(run: Path) -> Iterator[tuple[str, float]]:
         yield newest.name, json.loads((newest / "state.json").read_text())["config"]["lr"]
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("sweeps", "latest"),
     [pytest.param(2, 0.2, marks=pytest.mark.long), pytest.param(20, 5.0, marks=pytest.mark.slow)],

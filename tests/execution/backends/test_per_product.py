@@ -221,7 +221,9 @@ def test_the_transform_leaves_the_product_as_it_is() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ["tetrajet-v2", "quartet-ii", "halo"])
+@pytest.mark.parametrize(
+    "recipe", ["tetrajet-v2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("quartet-ii", "halo"))]
+)
 def test_transforms_of_all_products_compile_and_are_left_out_at_16_bits(recipe: str) -> None:
     bits, format = (8, "int") if recipe == "halo" else (4, "nvfp4")
     x = torch.randn(4, 6, 8)

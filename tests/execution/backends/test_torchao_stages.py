@@ -131,7 +131,7 @@ def test_a_gpt2_goes_from_fp8_to_bf16_which_is_its_simulations_from_the_same_wei
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [MX, FP8], ids=["mx", "fp8"])
+@pytest.mark.parametrize("options", [pytest.param(MX, marks=pytest.mark.slow), FP8], ids=["mx", "fp8"])
 def test_a_compiled_gpt2_is_raised_automatically_with_one_compilation_for_each_precision(
     options: dict[str, str],
 ) -> None:
@@ -148,7 +148,7 @@ def test_a_compiled_gpt2_is_raised_automatically_with_one_compilation_for_each_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [MX, FP8, INT8], ids=["mx", "fp8", "int8"])
+@pytest.mark.parametrize("options", [pytest.param(MX, marks=pytest.mark.slow), FP8, INT8], ids=["mx", "fp8", "int8"])
 def test_a_compiled_model_compiles_once_for_each_precision(options: dict[str, str]) -> None:
     stages = options["stages"].count(",") // 2 + 1
     fixed = {"schedule": _fixed(*(2 * turn for turn in range(1, stages)))}
