@@ -117,7 +117,7 @@ def _compared(
 
 
 def _attempt(snapshot: Snapshot, example: Example, one_nodes: OneNodes, tied: frozenset[str]) -> Attempt:
-    model, additions = snapshot.model, Additions()
+    model, additions = snapshot.model, Additions(snapshot.tensors)
     runs = {train: _run(snapshot, example, one_nodes, additions, train, tied) for train in (True, False)}
     graphs = runs[True].graph, runs[False].graph
     # Merge before removing dead nodes: an unused branch that draws random numbers would stay in training only.

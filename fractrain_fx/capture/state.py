@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.holders import holders
+from fractrain_fx.capture.circumstances.holders import holders, parts_of
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.surroundings import Surroundings
 
@@ -33,6 +33,9 @@ LEVELS: Mapping[float, int] = {
 
 Each has the word of state that MT19937 tempers to it (Matsumoto and Nishimura 1998).
 """
+
+
+_CONTAINERS = (dict, list, set, deque)
 
 
 class Generators:
@@ -85,7 +88,8 @@ class Snapshot:
     It holds a copy of every parameter and buffer, because a forward may write to both (running averages of codebooks).
     Gradients are not kept, because no run here touches them. With ``held`` only these tensors are copied, for runs that
     are known to write to no others. ``surroundings``: how the call is made that the model is recorded for. ``on_gpu``:
-    whether a part of the model is on another device than a CPU. ``changed``: identities of tensors that runs changed.
+    whether a part of the model is on another device than a CPU. ``tensors``: parameters, buffers and the other tensors
+    that it holds, by identity. ``changed``: identities of tensors that runs changed.
     """
 
     def __init__(
@@ -94,12 +98,12 @@ class Snapshot:
         self.model = model
         self.surroundings = surroundings or Surroundings()
         # Containers among the attributes are copied, because a forward may fill them (caches of tables, losses).
-        self._attributes = [
-            (holder, {name: (value, _contents(value)) for name, value in vars(holder).items()})
-            for holder, _, _ in holders(model).values()
-        ]
-        loose = (x for module in model.modules() for x in vars(module).values() if isinstance(x, torch.Tensor))
-        held = [*model.parameters(), *model.buffers(), *loose] if held is None else held
+        self._attributes = [(holder, dict(vars(holder))) for holder, _, _ in holders(model).values()]
+        parts = [part for _, saved in self._attributes for value in saved.values() for part in parts_of(value)]
+        self._containers = [(part, part.copy()) for part in parts if isinstance(part, _CONTAINERS)]
+        loose = (part for part in parts if isinstance(part, Tensor))
+        self.tensors = {id(x): x for x in (*model.parameters(), *model.buffers(), *loose)}
+        held = self.tensors.values() if held is None else held
         self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
         self.changed: set[int] = set()
         self._hooks = [(p, set(p._backward_hooks or ())) for p in model.parameters()]
@@ -122,12 +126,13 @@ class Snapshot:
             attributes = vars(holder)
             for name in attributes.keys() - saved.keys():
                 del attributes[name]
-            for name, (value, contents) in saved.items():
+            for name, value in saved.items():
                 if attributes.get(name) is not value:
                     attributes[name] = value
-                if contents is not None and (value or contents) and not _same_items(value, contents):
-                    value.clear()
-                    value.extend(contents) if isinstance(value, (list, deque)) else value.update(contents)
+        for container, contents in self._containers:
+            if (container or contents) and not _same_items(container, contents):
+                container.clear()
+                container.extend(contents) if isinstance(container, (list, deque)) else container.update(contents)
         for module in self.model.modules():
             self._forget_history(module)
         for parameter, before in self._hooks:
@@ -156,7 +161,7 @@ class Snapshot:
         if of_call:
             for holder, saved in self._attributes:
                 if isinstance(holder, nn.Module) and holder is not self.model:
-                    holder.training = saved["training"][0]
+                    holder.training = saved["training"]
 
     def restore_tensors(self) -> None:
         """Put back parameters and buffers, and leave attributes as they are now."""
@@ -204,10 +209,6 @@ def seeded(seed: int = 3_141_592_653) -> Iterator[None]:
         np.random.seed(seed)
         torch.manual_seed(seed)
         yield
-
-
-def _contents(value: Any) -> Any:
-    return value.copy() if isinstance(value, (dict, list, set, deque)) else None
 
 
 def _same_items(value: Any, contents: Any) -> bool:

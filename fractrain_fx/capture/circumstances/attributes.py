@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CellType, CodeType, SimpleNamespace
@@ -12,13 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.holders import holders
+from fractrain_fx.capture.circumstances.holders import holders, parts_of
 from fractrain_fx.capture.compare import copied, same
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.replaced import Replacement, replaced
 from fractrain_fx.capture.source import by_library, forward_of, outside_capture
-from fractrain_fx.capture.trees import PLAIN, tensors_in
+from fractrain_fx.capture.trees import PLAIN
 
 __all__ = ["ABSENT", "Access", "AttributePath", "Attributes"]
 
@@ -87,9 +86,7 @@ class Access:
     def contents(self) -> list[Tensor]:
         """The tensors in its present value, if that is a container."""
         value = self.present()
-        if isinstance(value, deque | set):
-            value = list(value)
-        return list(tensors_in(value)) if isinstance(value, list | tuple | dict) else []
+        return [] if isinstance(value, Tensor) else [part for part in parts_of(value) if isinstance(part, Tensor)]
 
 
 class Attributes:

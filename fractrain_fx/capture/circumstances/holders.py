@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture.source import forward_of
 
-__all__ = ["holders"]
+__all__ = ["holders", "parts_of"]
 
 _DEPTH = 3
 _ENTRIES = 1000  # of a container; a longer one is data
@@ -52,6 +52,11 @@ def _held_by(holder: Any) -> Iterator[tuple[str, Any]]:
             yield from _inside(name, value, _DEPTH)
     if isinstance(holder, nn.Module):
         yield from _inside("forward", forward_of(type(holder)), 1)
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """A value, and what lies in it, to a depth of three, if it is a container, a partial or a function."""
+    return (part for _, part in _inside("", value, _DEPTH))
 
 
 def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:

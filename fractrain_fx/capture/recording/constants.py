@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -57,10 +57,12 @@ class Additions:
     """The ``frac`` child of a recording, filled while recording.
 
     ``root`` becomes ``frac``; ``constants``, ``mode``, ``methods`` and ``written`` appear in it when first needed.
-    ``Additions.written`` has the names of the parameters that the forward changes.
+    ``Additions.written`` has the names of the parameters that the forward changes. ``held``: identities of the tensors
+    that the model holds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: Container[int]) -> None:
+        self._held = held
         self.root = nn.Module()
         self.written: set[str] = set()
         self._constants: dict[int, str] = {}
@@ -96,10 +98,15 @@ class Additions:
         return self._kept[kind, key]
 
     def same(self, a: str, b: str) -> bool:
-        """Whether two ``get_attr`` targets are the same parameter, or constants with the same content."""
+        """Whether two ``get_attr`` targets are the same tensor, or constants of one content that each run made.
+
+        Tensors that the model holds may be changed later, each for itself.
+        """
         if a == b or not (a.startswith("frac.constants.") and b.startswith("frac.constants.")):
             return a == b
         x, y = (self.root.get_buffer(path.partition(".")[2]) for path in (a, b))
+        if id(x) in self._held or id(y) in self._held:
+            return False
         comparable = not x.is_meta and not x.is_nested and not y.is_nested
         return x.dtype == y.dtype and x.device == y.device and comparable and torch.equal(x, y)
 

@@ -183,6 +183,55 @@ def test_recording_leaves_the_class_of_all_modules_as_it_was() -> None:
     assert dict(vars(nn.Module)) == before
 
 
+class Counter:
+    def __init__(self) -> None:
+        self.n, self.lengths, self.mean = 0, [0], torch.zeros(())
+        self.parts: dict[str, Any] = {"mean": torch.zeros(()), "lengths": deque([0])}
+
+
+class Counted(Body):
+    """An object that it holds counts the calls, keeps their lengths and averages the outputs in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = Counter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.counter.n += 1
+        self.counter.lengths.append(len(x))
+        self.counter.parts["lengths"].append(len(x))
+        for mean in (self.counter.mean, self.counter.parts["mean"]):
+            mean.lerp_(y.detach().mean(), 0.1)
+        return y
+
+
+def test_recording_leaves_objects_that_a_model_holds_as_they_were() -> None:
+    model = Counted()
+    counter = model.counter
+    record(model, (X,))
+    assert (counter.n, counter.lengths, list(counter.parts["lengths"])) == (0, [0], [0])
+    assert float(counter.mean) == 0 and float(counter.parts["mean"]) == 0
+
+
+class ByMode(Body):
+    """Multiplies by one tensor in training and by another, equal one in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = {True: torch.ones(4), False: torch.ones(4)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factors[self.training]
+
+
+def test_equal_tensors_that_a_model_holds_stay_two() -> None:
+    model = ByMode()
+    recording = record(model, (X,))
+    model.factors[False].fill_(3.0)
+    assert torch.equal(recording.eval.eval()(X), model.eval()(X))
+
+
 def test_a_configuration_that_a_model_reads_is_known_by_its_fields() -> None:
     model, args, kwargs = huggingface_call("gpt2")
     found = read(record(model, args, kwargs))
