@@ -17,6 +17,7 @@ from fractrain_fx.errors import FracTrainWarning
 
 __all__ = [
     "CAPTURE",
+    "PACKAGE",
     "by_capture",
     "by_library",
     "call_place",
@@ -40,7 +41,9 @@ __all__ = [
 CAPTURE = __name__.rpartition(".")[0]
 """The package of capture, by which its own functions and frames are recognised."""
 
-_PACKAGE = __name__.partition(".")[0]
+PACKAGE = __name__.partition(".")[0]
+"""The name of this package."""
+
 _RUNS = f"{CAPTURE}.attempts"  # which calls the model
 
 
@@ -60,7 +63,7 @@ def model_line() -> str | None:
     for frame in outward(sys._getframe(1)):
         if of_models(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if _module_of(frame).startswith(f"{_PACKAGE}.") and not by_capture(frame):
+        if _module_of(frame).startswith(f"{PACKAGE}.") and not by_capture(frame):
             return None  # what called capture is not the model
     return None
 
@@ -103,7 +106,7 @@ def by_capture(frame: FrameType) -> bool:
 
 def of_models(frame: FrameType) -> bool:
     """Whether code is a model's: neither torch's nor this package's, but for the models of its zoo."""
-    return not by_library(frame) or _module_of(frame).startswith(f"{_PACKAGE}.zoo.")
+    return not by_library(frame) or _module_of(frame).startswith(f"{PACKAGE}.zoo.")
 
 
 def error_line(error: BaseException) -> str:
@@ -159,7 +162,7 @@ def listed(words: Iterable[str], most: int = 3, mark: str = ", ") -> str:
 
 @lru_cache(maxsize=4096)
 def _is_library(name: str) -> bool:
-    return name.partition(".")[0] in ("torch", _PACKAGE)
+    return name.partition(".")[0] in ("torch", PACKAGE)
 
 
 def warn(words: str, at: FrameType | None = None, category: type[Warning] = FracTrainWarning) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fractrain_fx.capture.source import forward_of
+from fractrain_fx.capture.source import PACKAGE, forward_of
 
 __all__ = ["holders", "parts_of"]
 
@@ -84,6 +84,8 @@ def _is_watched(value: Any) -> bool:
         getattr(value, "__dict__", None), dict
     ):
         return False
+    if kind.__module__.startswith(f"{PACKAGE}."):
+        return False  # such as what watches a rewritten model
     if any(each.__flags__ & _IMMUTABLE and "__getattribute__" in vars(each) for each in kind.__mro__[:-1]):
         return False  # such as a class derived from ``dict``
     return _is_settings(value) or (not callable(value) and not _is_of_python_or_torch(kind))
