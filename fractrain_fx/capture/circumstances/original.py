@@ -12,12 +12,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import is_, is_not
-from types import CellType, ModuleType
 from typing import Any, Self
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.attributes import ABSENT, Access, AttributePath
+from fractrain_fx.capture.circumstances.access import ABSENT, Access, AttributePath
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.compare import copied, same
@@ -40,21 +39,22 @@ _HOOK_KINDS = {
 class _Attribute:
     """An attribute that the recording read.
 
-    ``names`` is the dictionary in which it lies, empty for a variable of a closure; ``raw`` is its value there at the
-    last comparison, ``value`` a copy of its value when it was recorded.
+    ``names`` is the dictionary in which it lies, empty for a variable of a closure and an attribute of a class; ``raw``
+    is its value there at the last comparison, ``value`` a copy of its value when it was recorded.
     """
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self.names: dict[str, Any] = getattr(access.holder, "__dict__", {})
+        names = getattr(access.holder, "__dict__", {})
+        self.names: dict[str, Any] = names if isinstance(names, dict) else {}
         self.raw = self.names.get(access.place.name, ABSENT)
         self.value = copied(access.present())
         self.reported = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attribute:
-        """The attribute of a copy of the model. Variables of Python's modules and closures belong to every copy."""
+        """The attribute of a copy of the model."""
         holder, value = self.access.holder, self.value
-        if not isinstance(holder, (ModuleType, CellType)):
+        if not self.access.shared:
             holder, value = copy.deepcopy(holder, memo), _in_copy(value, memo)
         duplicate = _Attribute(replace(self.access, holder=holder))
         duplicate.value, duplicate.reported = value, self.reported

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph
 
-from fractrain_fx.capture.circumstances.attributes import Access, Attributes
+from fractrain_fx.capture.circumstances.access import Access
+from fractrain_fx.capture.circumstances.attributes import Attributes
 from fractrain_fx.capture.circumstances.draws import foreign_draws
 from fractrain_fx.capture.compare import copied, difference, overwritten, same
 from fractrain_fx.capture.inputs.call import Example
@@ -50,6 +51,13 @@ class PythonState:
         parts = tuple(parts)
         read = {(id(each.holder), each.place.name): each for part in parts for each in reversed(part.read)}
         notes = dict.fromkeys(note for part in parts for note in part.notes)
+        searched = [each for part in parts for each in part.read if not each.read_at]
+        moved = {str(each): None for each in searched if overwritten(each.value, each.present())}
+        if moved:
+            notes[
+                f"forward, or a function that it calls, changes {listed(moved)} from call to call, which the rewritten "
+                "model does not: let the model hold in a buffer what its numbers depend on"
+            ] = None
         flags = (any(part.types for part in parts), any(part.checkpointed for part in parts))
         return cls(tuple(read.values()), tuple(notes), *flags)
 
@@ -103,7 +111,7 @@ class Outside:
         """The Python state that ``graph`` has fixed, with more notes. Modules that it calls read attributes again."""
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
         read = [each for each in self._attributes.accesses.values() if self._decided(each, called)]
-        read += self._attributes.variables()
+        read += self._attributes.variables
         found = list(self._notes)
         left = [each for each in self._left if self._is_shown([each.place.module], called)]
         # Variables of Python's modules are noted for recorded code only, without the module whose forward it is.
