@@ -104,7 +104,7 @@ class _Search:
             return
         self._seen.add(function)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if cell != CellType():
+            if cell != CellType() and name != "__class__":  # which super() takes
                 self._add(cell, AttributePath(owner, name, "cell_contents"), cell.cell_contents)
                 self.value(function, owner, name, cell.cell_contents, function.__code__.co_names, depth)
         if any(isinstance(each, (list, dict, set)) for each in function.__defaults__ or ()):
