@@ -6,6 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from io import IOBase
 from typing import Any
 
 import torch
@@ -119,6 +120,12 @@ class Outside:
             found.append(
                 f"forward leaves values in {listed(map(str, left))}, which the rewritten model does not set: return "
                 "them from forward if a loss or a log needs them"
+            )
+        taken = [each for each in read if isinstance(each.value, Iterator) and not isinstance(each.value, IOBase)]
+        if taken:
+            found.append(
+                f"forward reads {listed(map(str, taken))}, which gives each item once: recording took some, and the "
+                "rewritten model takes none; hold a list and count in a buffer"
             )
         return PythonState(tuple(read), (*found, *notes), self._recorder.ambient.floating, self._recorder.checkpointed)
 

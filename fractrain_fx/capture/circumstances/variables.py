@@ -41,9 +41,9 @@ def variables(model: nn.Module, codes: Mapping[CodeType, dict[str, Any]], watche
         if getattr(forward, "__code__", None) in codes:
             search.function(forward, _DEPTH, kind.__name__)
         for made in vars(kind).values():
-            code = getattr(made, "__code__", None)
-            if code in codes and not {"type", "__class__"}.isdisjoint(code.co_names):
-                search.parts(kind, kind.__name__, code.co_names, 0)
+            own: Any = getattr(made, "__code__", None)
+            if own in codes and not {"type", "__class__"}.isdisjoint(own.co_names):
+                search.parts(kind, kind.__name__, own.co_names, 0)
     named = {name for code in codes for name in code.co_names}
     for path, module in model.named_modules():
         for name, value in vars(module).items():

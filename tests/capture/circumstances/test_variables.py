@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import warnings
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -232,3 +233,20 @@ def test_a_copy_watches_slots_of_its_own_objects() -> None:
     original_of(model).totals.n = 3
     with pytest.warns(FracTrainWarning, match=r"totals\.n was 0"):
         model.train()
+
+
+class Taking(nn.Module):
+    """Takes a number from an iterator at each call, which decides after a thousand calls."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        super().__init__()
+        self.layer, self.numbers = nn.Linear(4, 4), numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (1 if next(self.numbers) < 1000 else 2)
+
+
+@pytest.mark.parametrize("numbers", [itertools.count(), (n for n in range(2000))], ids=["count", "generator"])
+def test_an_iterator_that_forward_takes_items_from_is_worth_a_note(numbers: Iterator[int]) -> None:
+    (note,) = record(Taking(numbers), (ROWS,)).python.notes
+    assert "numbers" in note and "gives each item once" in note
