@@ -41,7 +41,7 @@ _IN_C = (
     *("_get_deterministic_algorithms", "_get_float32_matmul_precision", "_get_cublas_allow_tf32"),
     *("_get_cudnn_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic"),
     *("_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled"),
-    "is_autocast_cache_enabled",
+    *("is_autocast_cache_enabled", "_get_mkldnn_enabled", "is_anomaly_enabled"),
 )
 _SETTINGS = tuple(
     read for name in _IN_C if (read := getattr(torch._C, name, None) or getattr(torch, name, None)) is not None

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fractrain_fx.capture.model_errors import model_errors
-from fractrain_fx.capture.trees import items_of
+from fractrain_fx.capture.trees import PLAIN, items_of
 
-__all__ = ["copied", "difference", "equal", "same", "same_tensor"]
+__all__ = ["copied", "difference", "equal", "overwritten", "same", "same_tensor"]
 
 # Containers of a graph that is interpreted; its generated code makes plain ones.
 _MUTABLE: Mapping[type, type] = {immutable_dict: dict, immutable_list: list}
@@ -84,14 +84,17 @@ def _same_fields(a: type, b: type) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """``value`` with its containers and arrays copied, so that later changes inside are noticed."""
-    if type(value) in (list, deque):
-        return type(value)(copied(part) for part in value)
-    if type(value) is dict:
+    """``value`` with its containers and arrays copied, so that later changes inside are noticed.
+
+    A list or dictionary of a class derived from them becomes a plain one.
+    """
+    if isinstance(value, (list, deque)) or type(value) is tuple:
+        return _kind(value)(copied(part) for part in value)
+    if isinstance(value, dict):
         return {key: copied(part) for key, part in value.items()}
     if type(value) is np.ndarray:
         return value.copy()
-    return set(value) if type(value) is set else value
+    return set(value) if isinstance(value, set) else value
 
 
 def same(before: Any, now: Any) -> bool:
@@ -100,7 +103,7 @@ def same(before: Any, now: Any) -> bool:
         return True
     if isinstance(before, Tensor) and isinstance(now, Tensor):
         return _same_up_to_a_move(before, now)
-    if type(before) is not type(now):
+    if _kind(before) is not _kind(now):
         return False
     if isinstance(before, np.ndarray):
         return (before.dtype, before.shape, before.tobytes()) == (now.dtype, now.shape, now.tobytes())
@@ -108,7 +111,23 @@ def same(before: Any, now: Any) -> bool:
         return len(before) == len(now) and all(map(same, before, now))
     if isinstance(before, dict):
         return list(before) == list(now) and all(same(before[key], now[key]) for key in before)
-    return equal(before, now)
+    return bool(before == now) if isinstance(before, set) else equal(before, now)
+
+
+def overwritten(before: Any, now: Any) -> bool:
+    """Whether a number or text in a value is another one now. A container that only grew may be a log."""
+    if isinstance(before, PLAIN):
+        return not same(before, now)
+    if isinstance(before, (list, tuple)) and isinstance(now, (list, tuple)):
+        return any(map(overwritten, before, now))
+    if isinstance(before, dict) and isinstance(now, dict):
+        return any(overwritten(part, now[key]) for key, part in before.items() if key in now)
+    return False
+
+
+def _kind(value: Any) -> type:
+    """The plain container whose class a value's class is derived from, or else its own class."""
+    return next((kind for kind in (list, dict, set, deque) if isinstance(value, kind)), type(value))
 
 
 def equal(a: Any, b: Any) -> bool:

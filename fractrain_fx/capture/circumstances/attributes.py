@@ -5,101 +5,38 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from types import CellType, CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.holders import holders, parts_of
+from fractrain_fx.capture.circumstances.access import ABSENT, COMPARED, Access, AttributePath
+from fractrain_fx.capture.circumstances.holders import holders
+from fractrain_fx.capture.circumstances.variables import variables
 from fractrain_fx.capture.compare import copied, same
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.replaced import Replacement, replaced
-from fractrain_fx.capture.source import by_library, forward_of, outside_capture
-from fractrain_fx.capture.trees import PLAIN
+from fractrain_fx.capture.source import by_library, outside_capture
 
-__all__ = ["ABSENT", "Access", "AttributePath", "Attributes"]
-
-
-class ABSENT:
-    """Stands for an attribute that an object does not have. It is a class, so that a copy of it is the same object."""
-
+__all__ = ["Attributes"]
 
 # The attributes that torch itself keeps on a module, and its methods.
 _OF_TORCH = frozenset({*vars(nn.Module()), *dir(nn.Module), "__dict__"})
-_PLAIN = (*PLAIN, tuple, list, dict, set, frozenset)
-_Line = tuple[CodeType, int]
-
-
-@dataclass(frozen=True)
-class AttributePath:
-    """The place of an attribute in the model; ``module`` is a path.
-
-    ``held`` is the name of the module's object (a configuration) that has the attribute, with dots for an object inside
-    an object; ``""`` if the module has it.
-    """
-
-    module: str
-    held: str
-    name: str
-
-    def __str__(self) -> str:
-        return ".".join(part for part in (self.module, self.held, self.name) if part)
-
-
-@dataclass
-class Access:
-    """The use of one attribute in one recorded run; ``value`` is its value when it was first read or set.
-
-    If ``carried``, the run read it before setting it, so that its value from before the run matters. ``readers`` and
-    ``writers`` are paths of the modules in whose forward it was read or set.
-    """
-
-    holder: Any
-    place: AttributePath
-    value: Any
-    carried: bool
-    readers: set[str] = field(default_factory=set)
-    writers: set[str] = field(default_factory=set)
-    read_at: set[_Line] = field(default_factory=set)
-    set_at: set[_Line] = field(default_factory=set)
-
-    @property
-    def only_counts(self) -> bool:
-        """Whether every line that reads it sets it too, as ``self.n += 1`` does."""
-        return bool(self.set_at) and self.read_at <= self.set_at
-
-    @property
-    def line(self) -> str:
-        """File and line that set it, or read it."""
-        code, line = sorted(self.set_at or self.read_at, key=lambda at: at[1])[0]
-        return f"{code.co_filename}:{line}"
-
-    def __str__(self) -> str:
-        return f"{self.place} ({self.line})" if self.set_at or self.read_at else str(self.place)
-
-    def present(self) -> Any:
-        """The present value of the attribute."""
-        return getattr(self.holder, self.place.name, ABSENT)
-
-    def contents(self) -> list[Tensor]:
-        """The tensors in its present value, if that is a container."""
-        value = self.present()
-        return [] if isinstance(value, Tensor) else [part for part in parts_of(value) if isinstance(part, Tensor)]
 
 
 class Attributes:
     """Notes each read and each setting of a plain attribute while a recorder writes.
 
     While the recorder is paused nothing is noted: a module or function that stays one call runs then, and it reads its
-    attributes again at every run.
+    attributes again at every run. ``variables`` are those outside of modules that the code of the run names.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
-        self._recorder = recorder
+        self._model, self._recorder = model, recorder
         self._places = holders(model)
         self.accesses: dict[tuple[int, str], Access] = {}
+        self.variables: list[Access] = []
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
@@ -111,29 +48,11 @@ class Attributes:
             places += [(kind, name, made(getattr(kind, name))) for kind in kinds]
         with replaced(*places):
             yield
+        self.variables = list(variables(self._model, self._recorder.codes, self._places))
 
     def carried(self) -> list[Access]:
         """Attributes that the run read before it gave them another value."""
         return [each for each in self.accesses.values() if each.carried and not same(each.value, each.present())]
-
-    def variables(self) -> Iterator[Access]:
-        """Global variables with plain values that the code of the run names, and those of the closures of forwards."""
-        for code, names in self._recorder.codes.items():
-            holder = sys.modules.get(str(names.get("__name__")))
-            if holder is not None and vars(holder) is names:
-                for name in code.co_names:
-                    if isinstance(names.get(name, ABSENT), _PLAIN):
-                        yield Access(
-                            holder, AttributePath(holder.__name__, "", name), copied(names[name]), carried=True
-                        )
-        for kind in {type(holder) for holder, _, held in self._places.values() if not held}:
-            forward: Any = forward_of(kind)
-            cells = forward.__closure__ or () if hasattr(forward, "__code__") else ()
-            for name, cell in zip(forward.__code__.co_freevars, cells, strict=True) if cells else ():
-                if cell != CellType() and isinstance(cell.cell_contents, _PLAIN):
-                    yield Access(
-                        cell, AttributePath(kind.__name__, name, "cell_contents"), copied(cell.cell_contents), True
-                    )
 
     def left_behind(self) -> list[Access]:
         """Attributes that the run set to another value and never read: they serve code around the model.
@@ -150,7 +69,7 @@ class Attributes:
             node = self._recorder.writer.known(x)
             return node is not None and node.op != "get_attr"
 
-        return [each for each in (*self.accesses.values(), *self.variables()) if any(map(computed, each.contents()))]
+        return [each for each in (*self.accesses.values(), *self.variables) if any(map(computed, each.contents()))]
 
     def _getter(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         places, ambient, writer = self._places, self._recorder.ambient, self._recorder.writer
@@ -232,7 +151,7 @@ def _is_plain(holder: Any, name: str, value: Any) -> bool:
         return False  # a stand-in for a method that stays one call; it is on the module only while recording
     if name in vars(holder):
         return True
-    return isinstance(value, _PLAIN) and any(vars(kind).get(name, ABSENT) is value for kind in type(holder).__mro__)
+    return isinstance(value, COMPARED) and any(vars(kind).get(name, ABSENT) is value for kind in type(holder).__mro__)
 
 
 def _owner_of(method: str, kind: type) -> type:

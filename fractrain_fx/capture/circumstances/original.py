@@ -12,12 +12,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import is_, is_not
-from types import CellType, ModuleType
 from typing import Any, Self
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.attributes import ABSENT, Access, AttributePath
+from fractrain_fx.capture.circumstances.access import ABSENT, Access, AttributePath
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.compare import copied, same
@@ -37,24 +36,31 @@ _HOOK_KINDS = {
 }
 
 
+_OF_ALL: Mapping[str, tuple[dict[int, Any], str]] = {
+    kind: (vars(nn.modules.module)[f"_global{kind}"], words) for kind, words in _HOOK_KINDS.items()
+}
+"""Hooks that torch runs on all modules."""
+
+
 class _Attribute:
     """An attribute that the recording read.
 
-    ``names`` is the dictionary in which it lies, empty for a variable of a closure; ``raw`` is its value there at the
-    last comparison, ``value`` a copy of its value when it was recorded.
+    ``names`` is the dictionary in which it lies, empty for a variable of a closure and an attribute of a class; ``raw``
+    is its value there at the last comparison, ``value`` a copy of its value when it was recorded.
     """
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self.names: dict[str, Any] = getattr(access.holder, "__dict__", {})
+        names = getattr(access.holder, "__dict__", {})
+        self.names: dict[str, Any] = names if isinstance(names, dict) else {}
         self.raw = self.names.get(access.place.name, ABSENT)
         self.value = copied(access.present())
         self.reported = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attribute:
-        """The attribute of a copy of the model. Variables of Python's modules and closures belong to every copy."""
+        """The attribute of a copy of the model."""
         holder, value = self.access.holder, self.value
-        if not isinstance(holder, (ModuleType, CellType)):
+        if not self.access.shared:
             holder, value = copy.deepcopy(holder, memo), _in_copy(value, memo)
         duplicate = _Attribute(replace(self.access, holder=holder))
         duplicate.value, duplicate.reported = value, self.reported
@@ -85,6 +91,7 @@ class OriginalCheck:
         self.uncalled = {path: module for path, module in modules.items() if not is_within(path, called)}
         self._attributes = list(map(_Attribute, read))
         self._hooks = {path: set(_hooks_of(module)) for path, module in self.uncalled.items()}
+        self._of_all = set(_hooks_of_all())
         self._note()
 
     def check(self) -> None:
@@ -126,7 +133,7 @@ class OriginalCheck:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The same for a copy of the model, whose modules are in ``memo``."""
         duplicate = type(self).__new__(type(self))
-        for name in ("structure", "uncalled", "_attributes", "_hooks"):
+        for name in ("structure", "uncalled", "_attributes", "_hooks", "_of_all"):
             setattr(duplicate, name, copy.deepcopy(getattr(self, name), memo))
         duplicate._note()
         return duplicate
@@ -158,6 +165,9 @@ class OriginalCheck:
             new = (words for key, words in hooks.items() if key not in self._hooks[path])
             yield from (f"{words} of {path!r}" if path else f"{words} of the original itself" for words in new)
             self._hooks[path] = set(hooks)
+        of_all = _hooks_of_all()
+        yield from (f"{words} of all modules" for key, words in of_all.items() if key not in self._of_all)
+        self._of_all = set(of_all)
 
     def _note(self) -> None:
         places = [(each.names, each.access.place.name, each.raw) for each in self._attributes]
@@ -172,7 +182,8 @@ class OriginalCheck:
         held = (each.raw for each in self._attributes if not each.reported)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
         hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOK_KINDS)
-        self._counted: list[Sized] = [*hooks, *self.structure.containers()]
+        of_all = (hooks for hooks, _ in _OF_ALL.values())
+        self._counted: list[Sized] = [*hooks, *of_all, *self.structure.containers()]
         self._counts = list(map(len, self._counted))
 
     def _as_noted(self) -> bool:
@@ -210,10 +221,24 @@ def _hooks_of(module: nn.Module) -> dict[Any, str]:
     for kind, words in _HOOK_KINDS.items():
         for key, hook in vars(module)[kind].items():
             if not isinstance(hook, Notice):
-                found[kind, key] = f"the {words} {getattr(hook, '__qualname__', type(hook).__qualname__)}"
+                found[kind, key] = _named(words, hook)
     if "forward" in vars(module):
         found["forward", id(vars(module)["forward"])] = "the forward that was set on the instance"
     return found
+
+
+def _hooks_of_all() -> dict[Any, str]:
+    """The hooks of all modules, without those of torch's own tools, which only count."""
+    return {
+        (kind, key): _named(words, hook)
+        for kind, (hooks, words) in _OF_ALL.items()
+        for key, hook in hooks.items()
+        if not str(getattr(hook, "__module__", "")).startswith("torch.")
+    }
+
+
+def _named(words: str, hook: Any) -> str:
+    return f"the {words} {getattr(hook, '__qualname__', type(hook).__qualname__)}"
 
 
 def _in_words(value: Any) -> str:

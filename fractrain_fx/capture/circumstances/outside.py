@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import FrameType
+from io import IOBase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph
 
-from fractrain_fx.capture.circumstances.attributes import Access, Attributes
-from fractrain_fx.capture.compare import copied, difference, same
+from fractrain_fx.capture.circumstances.access import Access
+from fractrain_fx.capture.circumstances.attributes import Attributes
+from fractrain_fx.capture.circumstances.draws import foreign_draws
+from fractrain_fx.capture.compare import copied, difference, overwritten, same
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data
 from fractrain_fx.capture.model_errors import model_errors
-from fractrain_fx.capture.recording.kept.callees import callees, placed
 from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle
-from fractrain_fx.capture.replaced import replaced
-from fractrain_fx.capture.source import is_within, listed, outward, package_of
-from fractrain_fx.capture.state import LEVELS, Generators, Snapshot, seeded, set_level
+from fractrain_fx.capture.source import is_within, listed
+from fractrain_fx.capture.state import Generators, Snapshot, seeded
 
 __all__ = ["Outside", "PythonState"]
 
-_LIBRARIES = ("random", "numpy")
+_CONTAINERS = (list, dict, set, deque)
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,13 @@ class PythonState:
         parts = tuple(parts)
         read = {(id(each.holder), each.place.name): each for part in parts for each in reversed(part.read)}
         notes = dict.fromkeys(note for part in parts for note in part.notes)
+        searched = [each for part in parts for each in part.read if not each.read_at]
+        moved = {str(each): None for each in searched if overwritten(each.value, each.present())}
+        if moved:
+            notes[
+                f"forward, or a function that it calls, changes {listed(moved)} from call to call, which the rewritten "
+                "model does not: let the model hold in a buffer what its numbers depend on"
+            ] = None
         flags = (any(part.types for part in parts), any(part.checkpointed for part in parts))
         return cls(tuple(read.values()), tuple(notes), *flags)
 
@@ -87,7 +93,7 @@ class Outside:
         found, self._notes = _carried(snapshot, example, train, self._changed)
         self._left += _refilled(snapshot, example, train, self._filled)
         if self._drew:
-            found += _draws(snapshot, example, train, one_nodes)
+            found += foreign_draws(snapshot, example, train, one_nodes)
         return found + list(self._set_from_outside())
 
     def _set_from_outside(self) -> Iterator[Obstacle]:
@@ -106,7 +112,7 @@ class Outside:
         """The Python state that ``graph`` has fixed, with more notes. Modules that it calls read attributes again."""
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
         read = [each for each in self._attributes.accesses.values() if self._decided(each, called)]
-        read += self._attributes.variables()
+        read += self._attributes.variables
         found = list(self._notes)
         left = [each for each in self._left if self._is_shown([each.place.module], called)]
         # Variables of Python's modules are noted for recorded code only, without the module whose forward it is.
@@ -114,6 +120,12 @@ class Outside:
             found.append(
                 f"forward leaves values in {listed(map(str, left))}, which the rewritten model does not set: return "
                 "them from forward if a loss or a log needs them"
+            )
+        taken = [each for each in read if isinstance(each.value, Iterator) and not isinstance(each.value, IOBase)]
+        if taken:
+            found.append(
+                f"forward reads {listed(map(str, taken))}, which gives each item once: recording took some, and the "
+                "rewritten model takes none; hold a list and count in a buffer"
             )
         return PythonState(tuple(read), (*found, *notes), self._recorder.ambient.floating, self._recorder.checkpointed)
 
@@ -141,7 +153,7 @@ def _carried(
     if not changed:
         return [], []
     try:
-        moving, differs = _twice(snapshot, example, train, changed)
+        moving, rewritten, differs = _twice(snapshot, example, train, changed)
     except model_errors():  # a second call that fails tells nothing about the first
         return [], []
     counters = [each for each in moving if each.only_counts]
@@ -157,14 +169,26 @@ def _carried(
         "does not count"
         for each in counters
     ]
+    notes += [
+        f"forward changes values in {each} from call to call, which the rewritten model does not"
+        for each in rewritten
+        if not blamed
+    ]
     return obstacles, notes
 
 
-def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Access]) -> tuple[list[Access], bool]:
-    """Attributes that a second call on the same inputs changes again, and whether its output differs."""
+def _twice(
+    snapshot: Snapshot, example: Example, train: bool, changed: list[Access]
+) -> tuple[list[Access], list[Access], bool]:
+    """Attributes and containers that a second call on the same inputs changes again, and whether its output differs.
+
+    A container that only grows may be a log. If the model reads it, the outputs differ.
+    """
     outputs, after = _two_calls(snapshot, example, train, lambda: [copied(each.present()) for each in changed])
-    moving = [each for each, *values in zip(changed, *after, strict=True) if _moves(*values)]
-    return moving, has_data(snapshot.model) and difference(*outputs) is not None
+    pairs = list(zip(changed, *after, strict=True))
+    single = [each for each, *now in pairs if not isinstance(now[0], _CONTAINERS) and not same(*now)]
+    inside = [each for each, *now in pairs if isinstance(now[0], _CONTAINERS) and overwritten(*now)]
+    return single, inside, has_data(snapshot.model) and difference(*outputs) is not None
 
 
 def _refilled(snapshot: Snapshot, example: Example, train: bool, filled: list[Access]) -> list[Access]:
@@ -194,99 +218,3 @@ def _two_calls(
                 outputs.append(example.run(model))
             after.append(noted())
     return outputs, after
-
-
-def _moves(first: Any, second: Any) -> bool:
-    # A container that only grows may be a log. If the model reads it, the outputs differ.
-    return not isinstance(first, list | dict | set | deque) and not same(first, second)
-
-
-def _draws(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
-    """Modules and functions that must stay one call because they compute with random numbers of Python or numpy.
-
-    Those in ``one_nodes`` stay one call already, and draw again at every run.
-    """
-    generators = Generators(snapshot.model)
-    with snapshot.preserved(), seeded(), plain_paths(), torch.no_grad():
-        held = generators.states()[2:]
-        sites = _sites(snapshot, generators, example, train)
-        own = generators.states()[2:] != held
-    left = [
-        each
-        for each in sites
-        if not is_within(each.module, one_nodes.modules)
-        and not any(callee in one_nodes.callees for callee in each.callees)
-    ]
-    if not left or not (own or _matters(snapshot, example, train, one_nodes)):
-        return []
-    # Once functions that draw stay one call, the other draws may turn out to decide nothing.
-    return [each for each in left if set(each.callees) - one_nodes.refused] or left
-
-
-def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> list[Obstacle]:
-    """The lines that draw, found by comparing generators whenever a function returns."""
-    paths = {id(module): path for path, module in snapshot.model.named_modules()}
-    found: dict[tuple[str, str], Obstacle] = {}
-    state = generators.states()
-
-    def event(frame: FrameType, kind: str, _: Any) -> None:
-        nonlocal state
-        if kind not in ("return", "c_return") or (now := generators.states()) == state:
-            return
-        state = now
-        at = next((each for each in outward(frame) if package_of(each) not in _LIBRARIES), frame)
-        line, module = f"{at.f_code.co_filename}:{at.f_lineno}", _module_of(at, paths)
-        cause = (
-            f"it draws random numbers of Python or numpy ({line}), which a graph would repeat at every call (drawn "
-            "with torch, as by torch.rand, they are part of the graph)"
-        )
-        found.setdefault((module, line), Obstacle(module, cause, tuple(callees(at, paths)), line))
-
-    snapshot.set_mode(train)
-    profile = sys.getprofile()
-    sys.setprofile(event)
-    try:
-        example.run(snapshot.model)
-    finally:
-        sys.setprofile(profile)
-    return list(found.values())
-
-
-def _module_of(frame: FrameType, paths: dict[int, str]) -> str:
-    """Path of the innermost module of the model whose forward runs."""
-    for each in outward(frame):
-        code = each.f_code
-        first = each.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if isinstance(first, nn.Module) and id(first) in paths and code.co_name == "forward":
-            return paths[id(first)]
-    return ""
-
-
-def _matters(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> bool:
-    """Whether the outputs depend on the draws. They do not if, for example, the rate of dropped layers is 0.
-
-    Functions that stay one call draw the same numbers each time.
-    """
-    if any(p.is_meta for p in snapshot.model.parameters()):
-        return True
-    first: Any = None
-    kept = [(each.name, *placed(each, snapshot.model)) for each in one_nodes.callees]
-    same = [(owner, name, _with_a_seed(real)) for name, owner, real in kept]
-    for level in LEVELS:
-        with snapshot.preserved(), seeded(), replaced(*same), plain_paths(), torch.no_grad():
-            snapshot.set_mode(train)
-            set_level(level)
-            output = example.run(snapshot.model)
-        if first is None:
-            first = output
-        elif difference(first, output) is not None:
-            return True
-    return False
-
-
-def _with_a_seed(real: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with seeded():
-            return real(*args, **kwargs)
-
-    return call

@@ -15,6 +15,7 @@ from tests.build import made_once
 from tests.build import rewritten as build_rewritten
 
 FLOAT = FracConfig(method="float")
+NUMBER = 0
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
 ROWS = torch.linspace(-1, 1, 12).reshape(3, 4)
 

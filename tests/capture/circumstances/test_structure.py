@@ -13,9 +13,10 @@ import pytest
 import torch
 import torch.nn.utils.prune
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
-from fractrain_fx.errors import ModelError
+from fractrain_fx.errors import FracTrainWarning, ModelError
 from tests.capture.circumstances.models import FLOAT, IMAGES, ROWS, gpt2, net, original_of, resnet, text
 from tests.models import thinned
 
@@ -208,3 +209,25 @@ def test_a_part_that_stays_one_call_may_swap_its_own_parts(method: Any) -> None:
     model[2].part = Dense(nn.Linear(4, 4))
     with pytest.raises(ModelError, match=r"'2\.part' was Blocked"):
         rewritten.look_for_changes()
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_a_hook_of_all_modules_that_came_later_is_told_of_at_the_next_call(kind: str) -> None:
+    def doubles(*_: Any) -> None:
+        return None
+
+    model = fractrainify(Dense(nn.Linear(4, 4)), config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),))
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(doubles)
+    try:
+        with pytest.warns(FracTrainWarning, match="never run: the .*hook .*doubles of all modules"):
+            model(torch.randn(3, 4))
+    finally:
+        handle.remove()
+
+
+def test_the_hooks_of_all_modules_by_which_torch_counts_operations_are_no_change() -> None:
+    model = fractrainify(Dense(nn.Linear(4, 4)), config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),))
+    with warnings.catch_warnings(), FlopCounterMode(display=False) as counted:
+        warnings.simplefilter("error", FracTrainWarning)
+        model(torch.randn(3, 4))
+    assert counted.get_total_flops() > 0

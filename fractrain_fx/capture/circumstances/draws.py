@@ -1,0 +1,116 @@
+"""Find the modules and functions that compute with random numbers of Python or numpy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fractrain_fx.capture.compare import difference
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.recording.kept.callees import callees, placed
+from fractrain_fx.capture.recording.kept.one_node import OneNodes
+from fractrain_fx.capture.recording.patch import plain_paths
+from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.replaced import replaced
+from fractrain_fx.capture.source import is_within, outward, package_of
+from fractrain_fx.capture.state import LEVELS, Generators, Snapshot, seeded, set_level
+
+__all__ = ["foreign_draws"]
+
+_LIBRARIES = ("random", "numpy")
+
+
+def foreign_draws(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
+    """Modules and functions that must stay one call because they compute with random numbers of Python or numpy.
+
+    Those in ``one_nodes`` stay one call already, and draw again at every run.
+    """
+    generators = Generators(snapshot.model)
+    with snapshot.preserved(), seeded(), plain_paths(), torch.no_grad():
+        held = generators.states()[2:]
+        sites = _sites(snapshot, generators, example, train)
+        own = generators.states()[2:] != held
+    left = [
+        each
+        for each in sites
+        if not is_within(each.module, one_nodes.modules)
+        and not any(callee in one_nodes.callees for callee in each.callees)
+    ]
+    if not left or not (own or _matters(snapshot, example, train, one_nodes)):
+        return []
+    # Once functions that draw stay one call, the other draws may turn out to decide nothing.
+    return [each for each in left if set(each.callees) - one_nodes.refused] or left
+
+
+def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> list[Obstacle]:
+    """The lines that draw, found by comparing generators whenever a function returns."""
+    paths = {id(module): path for path, module in snapshot.model.named_modules()}
+    found: dict[tuple[str, str], Obstacle] = {}
+    state = generators.states()
+
+    def event(frame: FrameType, kind: str, _: Any) -> None:
+        nonlocal state
+        if kind not in ("return", "c_return") or (now := generators.states()) == state:
+            return
+        state = now
+        at = next((each for each in outward(frame) if package_of(each) not in _LIBRARIES), frame)
+        line, module = f"{at.f_code.co_filename}:{at.f_lineno}", _module_of(at, paths)
+        cause = (
+            f"it draws random numbers of Python or numpy ({line}), which a graph would repeat at every call (drawn "
+            "with torch, as by torch.rand, they are part of the graph)"
+        )
+        found.setdefault((module, line), Obstacle(module, cause, tuple(callees(at, paths)), line))
+
+    snapshot.set_mode(train)
+    profile = sys.getprofile()
+    sys.setprofile(event)
+    try:
+        example.run(snapshot.model)
+    finally:
+        sys.setprofile(profile)
+    return list(found.values())
+
+
+def _module_of(frame: FrameType, paths: dict[int, str]) -> str:
+    """Path of the innermost module of the model whose forward runs."""
+    for each in outward(frame):
+        code = each.f_code
+        first = each.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(first, nn.Module) and id(first) in paths and code.co_name == "forward":
+            return paths[id(first)]
+    return ""
+
+
+def _matters(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> bool:
+    """Whether the outputs depend on the draws. They do not if, for example, the rate of dropped layers is 0.
+
+    Functions that stay one call draw the same numbers each time.
+    """
+    if any(p.is_meta for p in snapshot.model.parameters()):
+        return True
+    first: Any = None
+    kept = [(each.name, *placed(each, snapshot.model)) for each in one_nodes.callees]
+    same = [(owner, name, _with_a_seed(real)) for name, owner, real in kept]
+    for level in LEVELS:
+        with snapshot.preserved(), seeded(), replaced(*same), plain_paths(), torch.no_grad():
+            snapshot.set_mode(train)
+            set_level(level)
+            output = example.run(snapshot.model)
+        if first is None:
+            first = output
+        elif difference(first, output) is not None:
+            return True
+    return False
+
+
+def _with_a_seed(real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with seeded():
+            return real(*args, **kwargs)
+
+    return call
