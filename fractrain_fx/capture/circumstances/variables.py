@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -82,7 +84,7 @@ class _Search:
         if code in self._seen or holder is None or vars(holder) is not names:
             return
         self._seen.add(code)
-        for name in code.co_names:
+        for name in _globals_of(code):
             if name in names:
                 self._add(holder, AttributePath(holder.__name__, "", name), names[name])
                 self.value(holder, holder.__name__, name, names[name], code.co_names, depth)
@@ -132,6 +134,12 @@ class _Search:
         # A container of a derived class may be a registry, which grows when other models are made.
         if type(value) in COMPARED and (place.name == "__defaults__" or not place.name.startswith("__")):
             self.found.setdefault((id(holder), place.name), Access(holder, place, copied(value), True, shared))
+
+
+@cache
+def _globals_of(code: CodeType) -> tuple[str, ...]:
+    """The global variables that code names; ``co_names`` has attributes too, such as ``size`` of ``x.size()``."""
+    return tuple(dict.fromkeys(each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")))
 
 
 def _is_own(value: Any) -> bool:

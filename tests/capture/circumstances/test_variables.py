@@ -225,6 +225,18 @@ def test_a_value_outside_of_the_model_that_forward_read_is_watched(words: str) -
         back(model)
 
 
+totals = 0
+"""A variable of this file by the name of an attribute that ``Reading`` reads."""
+
+
+def test_a_variable_that_shares_an_attributes_name_is_not_watched() -> None:
+    model = fractrainify(Reading(), config=FLOAT, example_inputs=(ROWS,))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setitem(globals(), "totals", 3)
+        warnings.simplefilter("error", FracTrainWarning)
+        model.eval()
+
+
 def test_a_copy_watches_slots_of_its_own_objects() -> None:
     model = copy.deepcopy(fractrainify(Reading(), config=FLOAT, example_inputs=(ROWS,)))
     with warnings.catch_warnings():
