@@ -18,8 +18,8 @@ _METHODS = ("sbm", "fractrain")
 _WORDS = f"""## The paper's training
 
 {_EPOCHS} epochs, the rate divided by ten after a half and three quarters, beside table 3 (larger networks): the best
-evaluation, its distance to static, and the mean of the last {_LAST}. MACs are shares of static FW-8/BW-8's, in the paper
-up to the best evaluation."""
+evaluation, its distance to static, and the mean of the last {_LAST}. MACs are shares of static FW-8/BW-8's, in the
+paper up to the best evaluation."""
 
 
 def protocol(groups: Sequence[Group]) -> str:
