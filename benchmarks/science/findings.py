@@ -15,8 +15,8 @@ __all__ = ["by_input", "findings", "main_settings", "quality"]
 _BY_INPUT = """## Is choosing by input worth anything?
 
 The trained model beside itself with other choices: each sample with the options of another one, and all samples with
-each block's most frequent option, at no lower cost. The table has means over all runs with gates. A positive number
-says that the model's own choices are better."""
+each block's most frequent option, at no lower cost. Means over all runs with gates; a positive number says that the
+model's own choices are better."""
 
 
 def findings(groups: Sequence[Group]) -> str:

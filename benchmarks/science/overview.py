@@ -15,8 +15,8 @@ __all__ = ["beside_static", "overview"]
 _METHODS = ("pfq", "fractrain")
 _WORDS = """## All tasks
 
-The distance of a method's end from that of static FW-8/BW-8 training over as many epochs, and its cost as a share of
-static training's. More points are better, and fewer nats."""
+A method's end beside that of static FW-8/BW-8 over as many epochs, and its cost as a share of static's. Fewer nats are
+better."""
 
 
 def beside_static(groups: Sequence[Group], task: str, epochs: int, title: str) -> str:
