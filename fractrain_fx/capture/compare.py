@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fractrain_fx.capture.model_errors import model_errors
-from fractrain_fx.capture.trees import PLAIN, items_of
+from fractrain_fx.capture.trees import CONTAINERS, PLAIN, items_of
 
 __all__ = ["copied", "difference", "equal", "overwritten", "same", "same_tensor"]
 
@@ -127,7 +127,7 @@ def overwritten(before: Any, now: Any) -> bool:
 
 def _kind(value: Any) -> type:
     """The plain container whose class a value's class is derived from, or else its own class."""
-    return next((kind for kind in (list, dict, set, deque) if isinstance(value, kind)), type(value))
+    return next((kind for kind in CONTAINERS if isinstance(value, kind)), type(value))
 
 
 def equal(a: Any, b: Any) -> bool:

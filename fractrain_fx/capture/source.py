@@ -26,6 +26,7 @@ __all__ = [
     "forward_line",
     "forward_of",
     "in_words",
+    "is_foreign",
     "is_within",
     "listed",
     "model_line",
@@ -44,6 +45,7 @@ CAPTURE = __name__.rpartition(".")[0]
 PACKAGE = __name__.partition(".")[0]
 """The name of this package."""
 
+_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE} - {"__main__"})
 _RUNS = f"{CAPTURE}.attempts"  # which calls the model
 
 
@@ -93,6 +95,11 @@ def outside_capture(frame: FrameType) -> FrameType:
 def package_of(frame: FrameType) -> str:
     """The package that code belongs to, such as ``numpy``."""
     return _module_of(frame).partition(".")[0]
+
+
+def is_foreign(module: str) -> bool:
+    """Whether a module of Python belongs to Python itself, torch, numpy or this package, and not to a user."""
+    return module.partition(".")[0] in _FOREIGN
 
 
 def _module_of(frame: FrameType) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture.circumstances.holders import holders, parts_of
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.surroundings import Surroundings
+from fractrain_fx.capture.trees import CONTAINERS
 
 __all__ = ["LEVELS", "Generators", "Snapshot", "in_mode", "preserved_random_state", "seeded", "set_level"]
 
@@ -33,9 +34,6 @@ LEVELS: Mapping[float, int] = {
 
 Each has the word of state that MT19937 tempers to it (Matsumoto and Nishimura 1998).
 """
-
-
-_CONTAINERS = (dict, list, set, deque)
 
 
 class Generators:
@@ -100,7 +98,7 @@ class Snapshot:
         # Containers among the attributes are copied, because a forward may fill them (caches of tables, losses).
         self._attributes = [(holder, dict(vars(holder))) for holder, _, _ in holders(model).values()]
         parts = [part for _, saved in self._attributes for value in saved.values() for part in parts_of(value)]
-        self._containers = [(part, part.copy()) for part in parts if isinstance(part, _CONTAINERS)]
+        self._containers = [(part, part.copy()) for part in parts if isinstance(part, CONTAINERS)]
         loose = (part for part in parts if isinstance(part, Tensor))
         self.tensors = {id(x): x for x in (*model.parameters(), *model.buffers(), *loose)}
         held = self.tensors.values() if held is None else held

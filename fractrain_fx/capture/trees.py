@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from fractrain_fx.errors import InputError
 
 __all__ = [
+    "CONTAINERS",
     "DISTRIBUTED",
     "PLAIN",
     "ValueList",
@@ -35,6 +37,9 @@ __all__ = [
 
 DISTRIBUTED = (torch.distributions.Distribution, torch.distributions.Transform)
 """Classes whose instances are made of tensors, and can be made again from others."""
+
+CONTAINERS = (list, dict, set, deque)
+"""Types of containers that code can fill."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that hold nothing and never change."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fractrain_fx.capture.source import PACKAGE, forward_of
+from fractrain_fx.capture.source import PACKAGE, forward_of, is_foreign
 
 __all__ = ["holders", "parts_of"]
 
@@ -88,15 +87,10 @@ def _is_watched(value: Any) -> bool:
         return False  # such as what watches a rewritten model
     if any(each.__flags__ & _IMMUTABLE and "__getattribute__" in vars(each) for each in kind.__mro__[:-1]):
         return False  # such as a class derived from ``dict``
-    return _is_settings(value) or (not callable(value) and not _is_of_python_or_torch(kind))
+    return _is_settings(value) or (not callable(value) and not is_foreign(kind.__module__))
 
 
 def _is_settings(value: Any) -> bool:
     """Whether an object is a bag of settings: a dataclass, a Hugging Face configuration, parsed arguments."""
     named = type(value).__name__.lower().endswith(("config", "args", "arguments"))
     return dataclasses.is_dataclass(value) or isinstance(value, Namespace) or (named and not callable(value))
-
-
-def _is_of_python_or_torch(kind: type) -> bool:
-    package = kind.__module__.partition(".")[0]
-    return package in ("torch", "numpy") or (package in sys.stdlib_module_names and package != "__main__")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import IOBase
@@ -26,10 +25,9 @@ from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.source import is_within, listed
 from fractrain_fx.capture.state import Generators, Snapshot, seeded
+from fractrain_fx.capture.trees import CONTAINERS
 
 __all__ = ["Outside", "PythonState"]
-
-_CONTAINERS = (list, dict, set, deque)
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,26 @@ class Outside:
 
     def obstacles(self, snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
         """Modules and functions that must stay one call because the model's next run would differ from this one."""
-        found, self._notes = _carried(snapshot, example, train, self._changed)
-        self._left += _refilled(snapshot, example, train, self._filled)
+        found = self._shown_by_two_calls(snapshot, example, train) if self._changed or self._filled else []
         if self._drew:
             found += foreign_draws(snapshot, example, train, one_nodes)
         return found + list(self._set_from_outside())
+
+    def _shown_by_two_calls(self, snapshot: Snapshot, example: Example, train: bool) -> list[Obstacle]:
+        """Modules that a second call on the same inputs shows to depend on the first; notes what both leave behind."""
+
+        def noted() -> tuple[list[Any], list[list[Tensor]]]:
+            return [copied(each.present()) for each in self._changed], [each.contents() for each in self._filled]
+
+        try:
+            outputs, (values, tensors) = _two_calls(snapshot, example, train, noted)
+        except model_errors():  # a second call that fails tells nothing about the first
+            self._left += self._filled
+            return []
+        differs = has_data(snapshot.model) and difference(*outputs) is not None
+        self._left += _refilled(self._filled, *tensors)
+        found, self._notes = _carried(self._changed, *values, differs=differs)
+        return found
 
     def _set_from_outside(self) -> Iterator[Obstacle]:
         """Attributes of a called part that recorded code outside this part sets: the graph would not set them."""
@@ -142,20 +155,24 @@ class Outside:
 
 
 def _carried(
-    snapshot: Snapshot, example: Example, train: bool, changed: list[Access]
+    changed: list[Access], first: list[Any], second: list[Any], differs: bool
 ) -> tuple[list[Obstacle], list[str]]:
     """Find modules that must stay one call, or need a warning, because of attributes that a recorded run changed.
 
     The next call would begin with the changed values, whereas a graph begins every call with the recorded ones. A table
     that is made at the first call and kept needs neither: a second call finds it and gives the same output. The
-    warnings are about counters that nothing else reads.
+    warnings are about counters that nothing else reads. A container that only grows may be a log; if the model reads
+    it, the outputs differ.
+
+    Args:
+        changed: the attributes.
+        first: their values after a first call.
+        second: their values after a second call on the same inputs.
+        differs: whether its output differs from the first one's.
     """
-    if not changed:
-        return [], []
-    try:
-        moving, rewritten, differs = _twice(snapshot, example, train, changed)
-    except model_errors():  # a second call that fails tells nothing about the first
-        return [], []
+    pairs = list(zip(changed, first, second, strict=True))
+    moving = [each for each, *now in pairs if not isinstance(now[0], CONTAINERS) and not same(*now)]
+    rewritten = [each for each, *now in pairs if isinstance(now[0], CONTAINERS) and overwritten(*now)]
     counters = [each for each in moving if each.only_counts]
     blamed = [each for each in (changed if differs else moving) if each not in counters]
     if differs and not blamed:
@@ -177,39 +194,19 @@ def _carried(
     return obstacles, notes
 
 
-def _twice(
-    snapshot: Snapshot, example: Example, train: bool, changed: list[Access]
-) -> tuple[list[Access], list[Access], bool]:
-    """Attributes and containers that a second call on the same inputs changes again, and whether its output differs.
-
-    A container that only grows may be a log. If the model reads it, the outputs differ.
-    """
-    outputs, after = _two_calls(snapshot, example, train, lambda: [copied(each.present()) for each in changed])
-    pairs = list(zip(changed, *after, strict=True))
-    single = [each for each, *now in pairs if not isinstance(now[0], _CONTAINERS) and not same(*now)]
-    inside = [each for each, *now in pairs if isinstance(now[0], _CONTAINERS) and overwritten(*now)]
-    return single, inside, has_data(snapshot.model) and difference(*outputs) is not None
-
-
-def _refilled(snapshot: Snapshot, example: Example, train: bool, filled: list[Access]) -> list[Access]:
+def _refilled(filled: list[Access], first: list[list[Tensor]], second: list[list[Tensor]]) -> list[Access]:
     """The containers into which a second call puts tensors of its own, unlike a table that the first one filled."""
-    if not filled:
-        return []
-    try:
-        _, (first, second) = _two_calls(snapshot, example, train, lambda: [each.contents() for each in filled])
-    except model_errors():  # a second call that fails tells nothing about the first
-        return filled
     kept = [set(map(id, tensors)) for tensors in first]
     return [each for each, ids, now in zip(filled, kept, second, strict=True) if not ids.issuperset(map(id, now))]
 
 
 def _two_calls(
-    snapshot: Snapshot, example: Example, train: bool, noted: Callable[[], list[Any]]
-) -> tuple[list[Any], list[list[Any]]]:
-    """The outputs of two calls on the same inputs, and what is noted after each."""
+    snapshot: Snapshot, example: Example, train: bool, noted: Callable[[], tuple[Any, ...]]
+) -> tuple[list[Any], list[tuple[Any, ...]]]:
+    """The outputs of two calls on the same inputs, and the pair of each thing that is noted after both."""
     model = snapshot.model
     outputs: list[Any] = []
-    after: list[list[Any]] = []
+    after: list[tuple[Any, ...]] = []
     with snapshot.preserved(), plain_paths(), torch.no_grad():
         snapshot.set_mode(train)
         for _ in range(2):
@@ -217,4 +214,4 @@ def _two_calls(
             with seeded():
                 outputs.append(example.run(model))
             after.append(noted())
-    return outputs, after
+    return outputs, list(zip(*after, strict=True))

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture.circumstances.access import ABSENT, COMPARED, Access, AttributePath
 from fractrain_fx.capture.compare import copied
-from fractrain_fx.capture.source import CAPTURE, forward_of
+from fractrain_fx.capture.source import forward_of, is_foreign
 
 __all__ = ["variables"]
 
 _DEPTH = 3  # calls and look-ups from the code that made calls of torch
-_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", CAPTURE.partition(".")[0]} - {"__main__"})
 
 
 def variables(model: nn.Module, codes: Mapping[CodeType, dict[str, Any]], watched: Collection[int]) -> Iterable[Access]:
@@ -150,4 +149,4 @@ def _is_own(value: Any) -> bool:
         name = value.__name__
     else:
         name = str((value if isinstance(value, (type, FunctionType)) else type(value)).__module__)
-    return name.partition(".")[0] not in _FOREIGN
+    return not is_foreign(name)
