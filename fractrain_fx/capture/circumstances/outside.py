@@ -100,13 +100,13 @@ class Outside:
             return [copied(each.present()) for each in self._changed], [each.contents() for each in self._filled]
 
         try:
-            outputs, (values, tensors) = _two_calls(snapshot, example, train, noted)
+            outputs, ((first, second), tensors) = _two_calls(snapshot, example, train, noted)
         except model_errors():  # a second call that fails tells nothing about the first
             self._left += self._filled
             return []
         differs = has_data(snapshot.model) and difference(*outputs) is not None
         self._left += _refilled(self._filled, *tensors)
-        found, self._notes = _carried(self._changed, *values, differs=differs)
+        found, self._notes = _carried(self._changed, first, second, differs)
         return found
 
     def _set_from_outside(self) -> Iterator[Obstacle]:
