@@ -30,7 +30,8 @@ class PlannedStep:
     """One row of a plan on a machine.
 
     ``precision`` is what steered ops run at, as text, or a float type in the rows to compare with; ``native`` tells
-    whether the machine has units of just these widths. ``joules`` is ``None`` if no figure for energy is known.
+    whether the machine has units of just these widths. ``joules`` is ``None`` if no figure for energy is known;
+    ``powered`` tells whether it is the board's power times the time, which is an upper bound.
     ``float32`` is the seconds of the same work in float32; ``None`` if no op that the method steers has a price.
     ``bounds`` has shares (0..1) of the time by what bounds it, ``slowest`` the ops that take longest, with their shares
     of the time and what bounds them. ``unpriced`` is work without a price on the machine.
@@ -42,6 +43,7 @@ class PlannedStep:
     native: bool
     seconds: float
     joules: float | None
+    powered: bool
     float32: float | None
     bounds: dict[str, float]
     slowest: tuple[tuple[str, float, str], ...]
@@ -112,5 +114,15 @@ def _row(machine: Machine, batch: int, level: _Level, work: Sequence[Work], stee
     if not steered or not steered.isdisjoint(cost.ops):
         float32 = machine.step(priced, {each.name: (Choice(),) for each in priced}, batch=batch).seconds
     return PlannedStep(
-        machine.name, batch, name, native, cost.seconds, cost.joules, float32, cost.bounds, slowest, unpriced
+        machine=machine.name,
+        batch=batch,
+        precision=name,
+        native=native,
+        seconds=cost.seconds,
+        joules=cost.joules,
+        powered=isinstance(machine, Roofline),
+        float32=float32,
+        bounds=cost.bounds,
+        slowest=slowest,
+        unpriced=unpriced,
     )

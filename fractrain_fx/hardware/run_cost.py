@@ -20,8 +20,7 @@ from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion_machine import BitFusion
 from fractrain_fx.hardware.chosen import STEERED, by_stage, choice_of, taken
-from fractrain_fx.hardware.machine import CODE_FORMATS, PATHS, Machine
-from fractrain_fx.hardware.zc706 import ZC706
+from fractrain_fx.hardware.machine import PATHS, Machine
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op, costed
 
@@ -33,6 +32,8 @@ __all__ = ["Amount", "Entry", "Key", "RunCost", "StepPrices", "run_cost"]
 
 Key = Literal["stage", "block", "op", "path"]
 Sums = NDArray[np.float64]  # [FW, EB, GC] x [MACs, seconds, joules]
+
+_FEWEST = Precision(2, 2)
 
 
 class Amount(NamedTuple):
@@ -132,7 +133,8 @@ class StepPrices:
         self.batch = batch
         self.machine: Machine = machine or BitFusion()
         self.ops: list[tuple[Op, OpCost]] = costed(model.graph_module, model.frac_config)
-        self.unpriced = {op.name for op in model.ops if op.macs is None or (op.macs and self._lacks(op))}
+        self._outside = {op.name for op, cost in self.ops if op.macs and not self._takes(op, cost)}
+        self.unpriced = {op.name for op in model.ops if op.macs is None} | self._outside
         self._sums: dict[tuple[str, Precision, int], Sums] = {}
 
     def of(self, op: Op, cost: OpCost, precision: Precision, weight_bits: int | None = None) -> Sums:
@@ -148,7 +150,7 @@ class StepPrices:
         if precision.skips:
             return sums
         sums[:, 0] = cost.spent(precision, weight_bits)
-        if not op.macs or self._lacks(op):
+        if not op.macs or op.name in self._outside:
             return sums
         choice = choice_of(op, cost, self.model.frac_config, precision, weight_bits)
         step = self.machine.step([op], {op.name: (choice,)}, batch=self.batch).ops.get(op.name)
@@ -161,13 +163,14 @@ class StepPrices:
                 sums[row, 1:] = part.seconds / self.batch, joules / self.batch
         return sums
 
-    def _lacks(self, op: Op) -> bool:
-        """Whether the machine multiplies integer codes alone, which an op of this number format does not have.
+    def _takes(self, op: Op, cost: OpCost) -> bool:
+        """Whether the machine has a price for an op in its number format, at the fewest bits.
 
-        Such an op has no price in float either, so that a run in this format does not get the price of a few layers.
+        An op without one has no price in float either, so that a run in this format does not get the price of a few
+        layers.
         """
-        format = op.precision.format or self.model.frac_config.format
-        return isinstance(self.machine, BitFusion | ZC706) and (op.product is None or format not in CODE_FORMATS)
+        rounded = choice_of(op, cost, self.model.frac_config, _FEWEST, _FEWEST.fw)
+        return op.name in self.machine.step([op], {op.name: (rounded,)}, batch=self.batch).ops
 
 
 def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:

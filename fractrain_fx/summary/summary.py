@@ -169,7 +169,7 @@ class Summary:
         """What the steps on a machine do not hold."""
         if any(not step.native and step.float32 is not None for step in self.steps):
             yield "* no units of just these widths: computed at the next wider type (docs/reference/machines.md)"
-        if any(step.joules is not None for step in self.steps) and self.steps[0].machine != "bitfusion":
+        if any(step.joules is not None and step.powered for step in self.steps):
             yield "J: the board's power times the time, an upper bound"
         if unpriced := {name: None for step in reversed(self.steps) for name in step.unpriced}:
             names = ", ".join(list(unpriced)[:3])

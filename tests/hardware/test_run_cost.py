@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import Engine, FracModel, Pin, Precision, RunConfig
+from fractrain_fx import Engine, FracModel, Pin, Precision, RunConfig, summarize
 from fractrain_fx.config import ProductRecipe, Recipe
 from fractrain_fx.engine import EpochRow
 from fractrain_fx.hardware.bitfusion import convolution, training_step
+from fractrain_fx.hardware.bitfusion_machine import BitFusion
 from fractrain_fx.hardware.catalogue import find_machine
+from fractrain_fx.hardware.machine import Machine
 from fractrain_fx.hardware.run_cost import RunCost, StepPrices, run_cost
 from tests.build import rewritten
 from tests.hardware.trained import BATCH, METHODS, trained
@@ -120,14 +122,34 @@ def linears(**fields: Any) -> FracModel:
     return rewritten(net, torch.randn(4, 64), method="static", precision=Precision(8, 8), **fields)
 
 
-@pytest.mark.parametrize(("machine", "known"), [("bitfusion", False), ("zc706", False), ("h200", True)])
-def test_block_formats_have_a_price_where_more_than_integer_codes_are_multiplied(machine: str, known: bool) -> None:
+class OwnChip(BitFusion):
+    """A user's machine: it multiplies integer codes, and its energy has nothing to do with a board's power."""
+
+    name = "own-chip"
+
+
+MACHINES = [("bitfusion", False), ("zc706", False), (OwnChip(), False), ("h200", True)]
+
+
+@pytest.mark.parametrize(("machine", "known"), MACHINES, ids=["bitfusion", "zc706", "own", "h200"])
+def test_block_formats_have_a_price_where_more_than_integer_codes_are_multiplied(
+    machine: str | Machine, known: bool
+) -> None:
     model = linears(format="mx")
     prices = StepPrices(model, 4, find_machine(machine))
     for op, cost in prices.ops:
         precision = op.precision.precision or Precision(8, 8)
         assert bool(prices.of(op, cost, precision)[0, 1]) is known  # also of layers that stay float
     assert prices.unpriced == (set() if known else {op.name for op in model.ops})
+
+
+@pytest.mark.parametrize(("machine", "powered"), [("bitfusion", False), (OwnChip(), False), ("h200", True)])
+def test_joules_are_called_an_upper_bound_only_where_they_are_power_times_time(
+    machine: str | Machine, powered: bool
+) -> None:
+    summary = summarize(linears(), machine=machine)
+    assert all(step.joules for step in summary.steps)
+    assert ("an upper bound" in str(summary)) is powered
 
 
 def test_each_product_has_the_price_of_its_own_format() -> None:

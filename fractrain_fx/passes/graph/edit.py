@@ -25,6 +25,7 @@ __all__ = [
     "identifier",
     "insert_module",
     "module_path",
+    "origin",
     "owner_module",
     "reached",
     "read",
@@ -164,7 +165,12 @@ def _record(node: Node, role: Role, owner: str, like: Node | None) -> None:
     source = facts(like) if like is not None else Facts()
     node.meta["frac"] = replace(source, op=None, blocks=(), role=role, owner=owner)
     if like is not None:
-        node.meta.update({key: like.meta[key] for key in ("nn_module_stack", "source", PLACE) if key in like.meta})
+        node.meta.update(origin(like))
+
+
+def origin(node: Node) -> dict[str, Any]:
+    """The entries of a node's ``meta`` that say where in the model it comes from; all else is about its own call."""
+    return {key: node.meta[key] for key in ("nn_module_stack", "source", PLACE) if key in node.meta}
 
 
 def unique(name: str, taken: Iterable[str]) -> str:

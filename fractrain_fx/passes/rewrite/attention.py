@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture import ORDER
 from fractrain_fx.nn.attention import attention_probabilities, in_order, repeat_heads
 from fractrain_fx.passes.graph.contractions import function_name
-from fractrain_fx.passes.graph.edit import reached
+from fractrain_fx.passes.graph.edit import origin, reached
 
 __all__ = ["OpenAttention"]
 
@@ -59,7 +59,7 @@ def _open(node: Node) -> None:
             output = graph.call_function(in_order, (output, node.meta[ORDER]))
             made.append(output)
     for each in made:
-        each.meta = {key: value for key, value in node.meta.items() if key not in ("frac", ORDER)}
+        each.meta = origin(node)
     node.replace_all_uses_with(output)
     graph.erase_node(node)
 
