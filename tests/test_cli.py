@@ -12,14 +12,18 @@ import time
 import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
 
 from fractrain_fx.cli import main, parser
+from fractrain_fx.config import Method
+from fractrain_fx.config.schedule import SCHEDULES
 from fractrain_fx.errors import FracTrainError, ModelError
 from fractrain_fx.training import RunResult, resume_run
+from fractrain_fx.training.data.sources import DATA_SETS
+from fractrain_fx.training.settings import Device, LrSchedule, MixedPrecision, Optimizer
 from tests.models import thinned
 
 ROOT = Path(__file__).parents[1]
@@ -231,6 +235,30 @@ def test_the_help_fits_on_two_screens_and_every_setting_is_listed_with_an_explan
         assert re.search(rf"^{name} \(default: .+\)\n    \w", listed, flags=re.MULTILINE), name
     names = re.findall(r"^([a-z_.]+) \(", listed, flags=re.MULTILINE)
     assert len(names) == len(set(names)) > 70
+
+
+WORDS = {
+    "data": DATA_SETS,
+    "method": get_args(Method),
+    "schedule": SCHEDULES,
+    "optimizer": get_args(Optimizer),
+    "lr-schedule": get_args(LrSchedule),
+    "mixed-precision": get_args(MixedPrecision),
+    "device": get_args(Device),
+}
+
+
+def test_a_flags_help_has_every_word_that_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    for flag, words in WORDS.items():
+        (line,) = re.findall(rf"^  --{flag} \w+\s+(.+) \(default: ", text, flags=re.MULTILINE)
+        named = set(re.findall(r"[\w-]+", line))
+        assert named >= set(words), (flag, set(words) - named)
 
 
 def test_plan_and_inspect_agree_on_the_models_own_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
