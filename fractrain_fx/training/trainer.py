@@ -217,9 +217,10 @@ class Trainer:
         prepared.module.train()
         rate, steps = prepared.rate, self._length.steps(progress.epoch)
         self._train_batches(log)
-        change = self.engine.end_epoch()  # waits for the device
+        self.engine.check_finite()  # waits for the device
         train_seconds, progress.epoch = time.perf_counter() - started, progress.epoch + 1
-        evaluation = self.evaluate()
+        evaluation = self.evaluate()  # in the stage that was trained
+        change = self.engine.end_epoch()
         progress.value, dependence = evaluation.value, evaluation.dependence
         if self.objective.better(progress.value, None if progress.best is None else progress.best.value):
             progress.best = Best(progress.value, progress.epoch, ledger.total_macs)

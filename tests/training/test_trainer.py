@@ -27,6 +27,7 @@ from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import PRICED, price_run
 from fractrain_fx.report.runs import read_runs
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, results_table, resume_run
+from fractrain_fx.training.log.records import Evaluation
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.trainer import Trainer
 from tests.training.data.layouts import tensors
@@ -61,6 +62,21 @@ def test_every_method_trains_and_counts_its_cost(method: str) -> None:
     if method in ("float", "static"):
         assert result.mean_cp == pytest.approx(1.0 if method == "float" else 0.0625)
     assert len(result.turning_points) == (2 if method in ("pfq", "fractrain") else 0)
+
+
+@pytest.mark.parametrize("method", ["pfq", "fractrain"])
+def test_an_epoch_is_tested_in_the_stage_that_was_trained(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build_trainer(settings(method, epochs=3), console=quiet())
+    tested: list[int] = []
+    evaluate = trainer.evaluate
+
+    def noted() -> Evaluation:
+        tested.append(trainer.engine.stage)
+        return evaluate()
+
+    monkeypatch.setattr(trainer, "evaluate", noted)
+    trainer.fit()
+    assert tested == [row.stage for row in trainer.engine.ledger.rows] and len(set(tested)) == 3
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
