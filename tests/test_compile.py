@@ -84,7 +84,7 @@ def test_a_compiled_graph_with_a_multiplier_and_a_grid_with_zero_compiles_once_f
         engine.loss(compiled(x).square().mean()).backward()
         engine.end_epoch()
     assert counter.frame_count == 1 and len(engine.ledger.turning_points) == 3
-    assert engine.state_dict()["controller"]["integral"] != 0
+    assert engine.state_dict()["cost_term"]["integral"] != 0
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.science.allocations import allocated_settings
 from benchmarks.science.named import AUTHORS_BETA, METHODS, RETIRED, SETTINGS, TASKS, Settings
-from fractrain_fx.engine.controller import authors_beta
+from fractrain_fx.engine.cost_term import authors_beta
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training import RunSettings
 from fractrain_fx.training.override import merged

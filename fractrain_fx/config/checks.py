@@ -150,10 +150,7 @@ def _unfit_backend(config: FracConfig) -> str | None:
     backend = config.run.backend
     if backend in ("auto", "plain"):
         return None
-    blocks = not config.run.uses_codes and config.format in BLOCK_FORMATS
-    affine = config.format == "affine" and not config.per_product
-    rounds = config.method not in ("float", "slu") and (blocks or affine)
-    if rounds and (config.may_use_codes or not config.run.uses_codes):
+    if config.rounds_by_kernels and (config.may_use_codes or not config.run.uses_codes):
         return None
     computes = "format 'affine' with affine.ranges='tensor'"
     if config.run.uses_codes:

@@ -142,6 +142,15 @@ class FracConfig:
         """Whether each product of this format rounds its operands anew, under these settings."""
         return number_format in BLOCK_FORMATS or (number_format == "affine" and self.affine.per_product)
 
+    def has_kernels(self, number_format: str) -> bool:
+        """Whether kernels in C++ and Triton compute this format, under these settings."""
+        return number_format in BLOCK_FORMATS or (number_format == "affine" and not self.affine.per_product)
+
+    @property
+    def rounds_by_kernels(self) -> bool:
+        """Whether kernels could round anything of a model."""
+        return self.method not in ("float", "slu") and self.has_kernels(self.format)
+
     @property
     def dispatches(self) -> bool:
         """Whether blocks run only the samples that do not skip them."""

@@ -1,6 +1,6 @@
-"""PFQ, DFQ and FracTrain at run time: indicator, schedules, cost controller, ledger and the engine that joins them."""
+"""PFQ, DFQ and FracTrain at run time: indicator, schedules, cost term, ledger and the engine that joins them."""
 
-from fractrain_fx.engine.controller import CostController
+from fractrain_fx.engine.cost_term import CostTerm
 from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.engine import Engine, StageChange
 from fractrain_fx.engine.indicator import PlateauIndicator
@@ -9,7 +9,7 @@ from fractrain_fx.engine.rows import EpochRow
 from fractrain_fx.engine.schedules import StageSchedule, plan_stages
 
 __all__ = [
-    "CostController",
+    "CostTerm",
     "Engine",
     "EpochRow",
     "InputDependence",

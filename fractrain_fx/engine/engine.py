@@ -12,7 +12,7 @@ from torch import Tensor
 from fractrain_fx.config.clock import Amount
 from fractrain_fx.engine import steered, told
 from fractrain_fx.engine.clock import RunClock, StageChange
-from fractrain_fx.engine.controller import CostController
+from fractrain_fx.engine.cost_term import CostTerm
 from fractrain_fx.engine.course import Course, Run, Staged
 from fractrain_fx.engine.distributed import mean_over_ranks
 from fractrain_fx.engine.ledger import Ledger
@@ -58,7 +58,7 @@ class Engine(Staged):
         config, given = self.model.frac_config, epochs if length is None else length
         config = config if given is None else config.replace(**{"run.length": given})
         self._course = Course(config, steered.levels_of(self.model), schedule, epochs)
-        self._controller = CostController(config.gate, config.gate_options, config.gate_weight_bits)
+        self._cost_term = CostTerm(config.gate, config.gate_options, config.gate_weight_bits)
         self.accumulate = accumulate
         self._paused = False
         self._clock = RunClock(config.schedule.every)
@@ -70,11 +70,11 @@ class Engine(Staged):
     @property
     def accumulate(self) -> int:
         """Batches whose gradients make one optimizer step."""
-        return self._controller.accumulate
+        return self._cost_term.accumulate
 
     @accumulate.setter
     def accumulate(self, batches: int) -> None:
-        self._controller.accumulate = told.require_batches(batches)
+        self._cost_term.accumulate = told.require_batches(batches)
 
     @property
     def steps(self) -> int:
@@ -142,7 +142,7 @@ class Engine(Staged):
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
         blocks = len(cost.choice) / self.model.gated_share  # ops that follow the stage weigh like blocks of mean size
-        term = self._controller.term(cost.cp, steered.target_of(self.level), ran.batch, blocks, weight)
+        term = self._cost_term.of_batch(cost.cp, steered.target_of(self.level), ran.batch, blocks, weight)
         self._note(seen, ran, self.accumulate / divisor * term, labels)  # the share of the step's cost term, as a mean
         self._watch.hand_out(term, cost_term=True, weight=weight)
         return task_loss + term
@@ -161,7 +161,7 @@ class Engine(Staged):
 
     def start_step(self) -> None:
         """Begin an optimizer step in loops whose steps vary in batches; those of a step without end belong to none."""
-        self._controller.start_step()
+        self._cost_term.start_step()
         self._clock.abandon_step()
 
     def abandon_step(self) -> None:
@@ -183,7 +183,7 @@ class Engine(Staged):
             ConfigError: one optimizer step has more tokens than ``every``.
             NonFiniteLossError: a task loss since the schedule was last asked was NaN or infinite. The stage stays.
         """
-        self._controller.start_step()
+        self._cost_term.start_step()
         if not self._clock.end_step():
             return None
         sums = self._clock.close_window()
@@ -232,7 +232,7 @@ class Engine(Staged):
         self.model.look_for_changes()
         self._watch.end_epoch()
         sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
-        self._controller.start_step()
+        self._cost_term.start_step()
         self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
@@ -255,7 +255,7 @@ class Engine(Staged):
             "stage": self.stage,
             "schedule": self._course.plan.schedule.state_dict(),
             "ledger": self.ledger.to_dict(),
-            "controller": self._controller.state_dict(),
+            "cost_term": self._cost_term.state_dict(),
             "clock": self._clock.state_dict(),
             **self.ledger.open_dict(),
         }
@@ -269,10 +269,10 @@ class Engine(Staged):
             RunError: the state is no state of an engine, or belongs to a run with more stages or another schedule.
         """
         told.refuse_state(state, len(self.levels))
-        with self._course.unchanged_on_error(self.ledger, self._controller, self._clock):
+        with self._course.unchanged_on_error(self.ledger, self._cost_term, self._clock):
             told.load_schedule(self._course.plan.schedule, state["schedule"])
             self.ledger.load_dict(state["ledger"])
-            self._controller.load_state_dict(state["controller"])
+            self._cost_term.load_state_dict(state["cost_term"])
             self._clock.load_state_dict(state["clock"])
             self.ledger.load_open_dict(state)
             self._course.stage = int(state["stage"])

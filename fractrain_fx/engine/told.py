@@ -98,7 +98,7 @@ def refuse_stage(stage: int, stages: int, epoch: int) -> None:
 
 def refuse_state(state: Mapping[str, Any] | None, stages: int) -> None:
     """Raise a ``RunError`` for what is no state of an engine, or that of a run with more stages."""
-    missing = [key for key in ("stage", "schedule", "ledger", "controller", "clock") if key not in (state or {})]
+    missing = [key for key in ("stage", "schedule", "ledger", "cost_term", "clock") if key not in (state or {})]
     if state is None or missing:
         raise RunError(f"this is no state of an engine, it lacks {', '.join(missing)}: pass what state_dict() gave")
     if int(state["stage"]) >= stages:

@@ -18,10 +18,10 @@ from fractrain_fx.config import Precision
 from fractrain_fx.execution.arithmetic import Arithmetic, Needs
 from fractrain_fx.execution.backends.codes import CodedProducts
 from fractrain_fx.execution.backends.cuda import CUDA
+from fractrain_fx.execution.backends.observed import ObservedBackend, Observer
 from fractrain_fx.execution.backends.per_product import choice_gradient
 from fractrain_fx.execution.backends.plain import PLAIN
 from fractrain_fx.execution.compiled_call import CalledBackend, number_of
-from fractrain_fx.execution.observed import ObservedBackend, Observer
 from fractrain_fx.execution.plan import CALL_TENSORS, Backend, Call, Kept, Plan, Rounds, factor, range_of
 from fractrain_fx.execution.remade import Made, Maker
 from fractrain_fx.execution.rounded import FIRST, SECOND

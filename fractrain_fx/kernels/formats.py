@@ -40,11 +40,11 @@ __all__ = ["AffineByKernels", "MicroscalingByKernels", "format_by_kernels"]
 def format_by_kernels(config: FracConfig, name: str, recipe: Recipe | None = None) -> Format:
     """The format of a name in a model, by the kernels that the model's backend stands for, if it has any."""
     devices = kernel_devices(config)
-    if name == "affine" and not config.affine.per_product and devices:
-        return AffineByKernels(config.affine, devices)
-    if name in BLOCK_FORMATS and devices:
+    if not devices or not config.has_kernels(name):
+        return get_format(name, affine=config.affine, recipe=recipe)
+    if name in BLOCK_FORMATS:
         return MicroscalingByKernels(recipe or usual_recipe(name), devices)
-    return get_format(name, affine=config.affine, recipe=recipe)
+    return AffineByKernels(config.affine, devices)
 
 
 class AffineByKernels(AffineFormat):

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from fractrain_fx.config import BLOCK_FORMATS, Backend, FracConfig
+from fractrain_fx.config import Backend, FracConfig
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native.build import distrusted, is_built, lacking_programs
 
@@ -22,7 +22,6 @@ __all__ = [
     "choose_rounding",
     "has_triton_package",
     "kernel_devices",
-    "kernels_fit",
     "mark_reported",
     "tell_rounding",
 ]
@@ -68,12 +67,6 @@ class RoundingChoice:
         return f"rounds {how} (run.backend={self.asked!r}: {self.reason})"
 
 
-def kernels_fit(config: FracConfig) -> bool:
-    """Whether the kernels round anything of a model: format ``affine`` with one range for a tensor, or blocks."""
-    fits = config.format in BLOCK_FORMATS or (config.format == "affine" and not config.per_product)
-    return config.method not in ("float", "slu") and fits
-
-
 def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
     """How a model on ``device`` rounds. Nothing is built for ``auto``.
 
@@ -82,12 +75,12 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
             is asked for and not installed.
     """
     asked, here = config.run.backend, device.type
-    fixed = os.environ.get(MEANING) if asked == "auto" and kernels_fit(config) else None
+    fixed = os.environ.get(MEANING) if asked == "auto" and config.rounds_by_kernels else None
     if "cuda" in (asked, fixed) and not has_triton_package():
         raise ConfigError(f"run.backend='cuda' needs Triton: {_TRITON}, or write run.backend='plain'")
     if asked != "auto":
         return RoundingChoice(asked, _ASKED[asked], here)
-    if not kernels_fit(config):
+    if not config.rounds_by_kernels:
         return RoundingChoice(asked, "plain", here)
     known: dict[str, Used] = {"plain": "plain", "cuda": "cuda", "cpu": "cpu"}
     if fixed in known:

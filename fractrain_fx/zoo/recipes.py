@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from fractrain_fx.config import AUTHORS_OPTIONS, FracConfig, paper_values
-from fractrain_fx.engine.controller import authors_beta
+from fractrain_fx.engine.cost_term import authors_beta
 from fractrain_fx.errors import ConfigError, near
 
 __all__ = ["AS_THE_CODE", "AS_THE_PAPER", "read_recipe", "recipe_names"]

@@ -51,7 +51,7 @@ def _rank(rank: int, folder: str, config: FracConfig) -> None:
     assert dependence is not None
     facts = {"push": push, "ledger": engine.ledger.to_dict(), "stage": engine.stage, **asdict(dependence)}
     facts["clock"] = clock
-    facts |= engine.state_dict()["controller"]
+    facts |= engine.state_dict()["cost_term"]
     Path(folder, f"{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
 
@@ -73,7 +73,7 @@ def test_two_processes_agree(tmp_path: Path, config: FracConfig) -> None:
     model(8, k=both)
     assert float(model.cost.cp.detach()) == pytest.approx(cost)
     engine.loss(torch.zeros(())).backward()
-    state = engine.state_dict()["controller"]
+    state = engine.state_dict()["cost_term"]
     assert state == pytest.approx({name: first[name] for name in state}, rel=1e-5)
     assert bool(state) == (config is MULTIPLIER)
     assert first["configurations"] == 1

@@ -219,7 +219,7 @@ def at_the_end_of_a_step(config: FracConfig, steps: int, **length: Any) -> Engin
     [
         ("schedule", {"stage": 2, "plateau": {"epsilon": 0.1, "window": [1.0], "first": [1.0]}}),  # of no known length
         ("ledger", {"macs": 7}),
-        ("controller", {"integral": "high"}),
+        ("cost_term", {"integral": "high"}),
         ("clock", {"steps": 40, "tokens": 0, "window": {"steps": 1}}),
         ("open_epoch", {"steps": 3}),
     ],

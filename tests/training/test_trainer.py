@@ -390,8 +390,8 @@ def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
     resumed.fit()
     ours, theirs = weights(resumed), weights(whole)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    state = whole.engine.state_dict()["controller"]
-    assert resumed.engine.state_dict()["controller"] == state and state["integral"] != 0
+    state = whole.engine.state_dict()["cost_term"]
+    assert resumed.engine.state_dict()["cost_term"] == state and state["integral"] != 0
 
 
 def test_text_is_trained_by_perplexity() -> None:

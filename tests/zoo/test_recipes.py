@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fractrain_fx.config.targets import Reach, resolve_targets
-from fractrain_fx.engine.controller import authors_beta
+from fractrain_fx.engine.cost_term import authors_beta
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.zoo.recipe import TABLES, Recipe, load_recipe, load_recipes, recipes_of
 

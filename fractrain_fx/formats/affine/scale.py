@@ -1,7 +1,8 @@
 """The levels of the affine grid: the distance between them, the nearest one to a value, and the value of each.
 
-Whoever changes the distance changes ``scale_of`` in native/csrc/grid.h and ``_scale`` in kernels/triton/kernels.py too,
-which compute it inside their loops.
+The distance follows from the range and the bits alone, because ``export`` writes scales without a format at hand: other
+scales need other ranges. Whoever changes it changes ``scale_of`` in native/csrc/grid.h and ``_scale`` in
+kernels/triton/kernels.py too, which compute it inside their loops.
 """
 
 from __future__ import annotations

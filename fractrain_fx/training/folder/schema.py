@@ -34,7 +34,7 @@ class Optional:
 
 _NUMBER = (int, float)
 _LEDGER = {"macs": int, "epochs": [{"epoch": int, "stage": int, "level": str, "options": dict}]}
-_ENGINE = {"stage": int, "schedule": dict, "ledger": _LEDGER, "controller": dict, "clock": dict}
+_ENGINE = {"stage": int, "schedule": dict, "ledger": _LEDGER, "cost_term": dict, "clock": dict}
 _BEST = {"value": _NUMBER, "epoch": int, "macs": _NUMBER}
 _RANDOM = {"torch": Tensor, "device": Optional(Tensor), "python": tuple, "numpy": tuple}
 

@@ -36,7 +36,7 @@ class Tied(nn.Module):
 
 def saved(epoch: int) -> Checkpoint:
     rows = [{"epoch": number, "stage": 1, "level": "", "options": {}} for number in range(1, epoch + 1)]
-    steering: dict[str, Any] = {"controller": {}, "clock": {"steps": 0, "tokens": 0}}
+    steering: dict[str, Any] = {"cost_term": {}, "clock": {"steps": 0, "tokens": 0}}
     engine = {"stage": 1, "schedule": {}, "ledger": {"macs": 1, "epochs": rows}} | steering
     state = {"engine": engine, "seconds": 1.0, "value": None, "best": None}
     tensors = {

@@ -10,8 +10,8 @@ import torch
 
 from fractrain_fx.config import AUTHORS_OPTIONS, COMPACT_OPTIONS, DFQ_OPTIONS, Control, FracConfig, GateConfig
 from fractrain_fx.config.precision import FULL, SKIP, Precision
-from fractrain_fx.engine import CostController, Engine
-from fractrain_fx.engine.controller import authors_beta
+from fractrain_fx.engine import CostTerm, Engine
+from fractrain_fx.engine.cost_term import authors_beta
 from fractrain_fx.nn.cost import OpCost
 from tests.build import paper
 from tests.engine.fake import FakeModel
@@ -70,69 +70,69 @@ def test_accumulated_batches_push_like_one_large_batch(control: Control) -> None
     assert torch.allclose(whole, parts, rtol=1e-5)
 
 
-def sign(controller: CostController, cp: float, target: float, samples: int = 4) -> float:
-    term = controller.term(torch.tensor(cp, requires_grad=True), target, samples, 2)
+def sign(cost_term: CostTerm, cp: float, target: float, samples: int = 4) -> float:
+    term = cost_term.of_batch(torch.tensor(cp, requires_grad=True), target, samples, 2)
     return float(term.detach().sign())
 
 
 def test_sign_follows_target_and_dead_band() -> None:
-    plain = CostController(SIGN, DFQ_OPTIONS, 6)
+    plain = CostTerm(SIGN, DFQ_OPTIONS, 6)
     assert [sign(plain, cp, 3.0) for cp in (0.02, 0.0301, 0.05)] == [-1, 1, 1]
-    band = CostController(replace(SIGN, dead_band=1.0), DFQ_OPTIONS, 6)
+    band = CostTerm(replace(SIGN, dead_band=1.0), DFQ_OPTIONS, 6)
     assert [sign(band, cp, 3.0) for cp in (0.02, 0.0301, 0.0399, 0.0401)] == [-1, 0, 0, 1]
 
 
 def test_at_the_target_the_sign_is_positive() -> None:
-    assert sign(CostController(SIGN, DFQ_OPTIONS, 6), 0.5, 50.0) == 1
+    assert sign(CostTerm(SIGN, DFQ_OPTIONS, 6), 0.5, 50.0) == 1
 
 
 def test_under_accumulation_the_sign_is_that_of_the_mean_so_far() -> None:
-    controller = CostController(SIGN, DFQ_OPTIONS, 6)
-    controller.accumulate = 2
-    assert sign(controller, 0.05, 3.0, samples=6) == 1
-    assert sign(controller, 0.01, 3.0, samples=2) == 1  # mean of the step: 4 %
-    assert sign(controller, 0.01, 3.0, samples=2) == -1  # a new optimizer step
+    cost_term = CostTerm(SIGN, DFQ_OPTIONS, 6)
+    cost_term.accumulate = 2
+    assert sign(cost_term, 0.05, 3.0, samples=6) == 1
+    assert sign(cost_term, 0.01, 3.0, samples=2) == 1  # mean of the step: 4 %
+    assert sign(cost_term, 0.01, 3.0, samples=2) == -1  # a new optimizer step
 
 
 def strengths(control: Control, cps: Sequence[float], target: float = 2.0, **gains: Any) -> list[float]:
     """The multiple of beta in each of several steps."""
     gate = GateConfig(beta=BETA, control=control, **gains)
-    controller, plain = CostController(gate, DFQ_OPTIONS, 6), CostController(SIGN, DFQ_OPTIONS, 6)
+    cost_term, plain = CostTerm(gate, DFQ_OPTIONS, 6), CostTerm(SIGN, DFQ_OPTIONS, 6)
     found = []
     for cp in cps:
-        terms = [each.term(torch.tensor(cp), target, 4, 2).abs() for each in (controller, plain)]
+        terms = [each.of_batch(torch.tensor(cp), target, 4, 2).abs() for each in (cost_term, plain)]
         found.append(float(terms[0] / terms[1]))
     return found
 
 
 def test_a_multiplier_has_no_bound_and_may_push_the_other_way() -> None:
     assert strengths("multiplier", [0.04] * 9, gain=0.1, integral_gain=0.25)[8] == pytest.approx(2.1, rel=1e-4)
-    controller = CostController(GateConfig(control="multiplier", gain=0.1, integral_gain=0.25), DFQ_OPTIONS, 6)
-    signs = [sign(controller, cp, 2.0) for cp in (0.01, 0.01, 0.021, 0.04, 0.04)]
+    cost_term = CostTerm(GateConfig(control="multiplier", gain=0.1, integral_gain=0.25), DFQ_OPTIONS, 6)
+    signs = [sign(cost_term, cp, 2.0) for cp in (0.01, 0.01, 0.021, 0.04, 0.04)]
     assert signs == [-1, -1, -1, -1, 1]  # cp is above the target from the third step on
 
 
 def test_a_dead_band_holds_the_integral() -> None:
     gate = GateConfig(control="multiplier", dead_band=1.0, gain=1, integral_gain=0.5)
-    controller = CostController(gate, DFQ_OPTIONS, 6)
+    cost_term = CostTerm(gate, DFQ_OPTIONS, 6)
     for cp in (0.025, 0.029):
-        assert sign(controller, cp, 2.0) == 0
-    controller.term(torch.tensor(0.04), 2.0, 4, 2)
-    assert controller.state_dict() == {"integral": pytest.approx(0.25)}  # half of 1 % over a target of 2 %
+        assert sign(cost_term, cp, 2.0) == 0
+    cost_term.of_batch(torch.tensor(0.04), 2.0, 4, 2)
+    assert cost_term.state_dict() == {"integral": pytest.approx(0.25)}  # half of 1 % over a target of 2 %
 
 
 def test_under_accumulation_the_integral_moves_once_an_optimizer_step_by_the_mean_of_its_batches() -> None:
-    whole = CostController(GateConfig(control="multiplier"), DFQ_OPTIONS, 6)
-    parts = CostController(GateConfig(control="multiplier"), DFQ_OPTIONS, 6)
+    whole = CostTerm(GateConfig(control="multiplier"), DFQ_OPTIONS, 6)
+    parts = CostTerm(GateConfig(control="multiplier"), DFQ_OPTIONS, 6)
     parts.accumulate = 2
     for first, second in ((0.01, 0.05), (0.02, 0.04), (0.01, 0.02)):
-        whole.term(torch.tensor((first + second) / 2), 2.0, 8, 2)
-        parts.term(torch.tensor(first), 2.0, 4, 2)
-        parts.term(torch.tensor(second), 2.0, 4, 2)
+        whole.of_batch(torch.tensor((first + second) / 2), 2.0, 8, 2)
+        parts.of_batch(torch.tensor(first), 2.0, 4, 2)
+        parts.of_batch(torch.tensor(second), 2.0, 4, 2)
     assert parts.state_dict()["integral"] == pytest.approx(whole.state_dict()["integral"], rel=1e-5)
     # A step that the loop ends early counts by the batches that it had.
-    parts.term(torch.tensor(0.05), 2.0, 4, 2)
-    whole.term(torch.tensor(0.05), 2.0, 4, 2)
+    parts.of_batch(torch.tensor(0.05), 2.0, 4, 2)
+    whole.of_batch(torch.tensor(0.05), 2.0, 4, 2)
     parts.start_step()
     parts.start_step()
     assert parts.state_dict()["integral"] == pytest.approx(whole.state_dict()["integral"], rel=1e-5)

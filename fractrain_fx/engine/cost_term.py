@@ -36,7 +36,7 @@ from fractrain_fx.config import GateConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 
-__all__ = ["CostController", "authors_beta"]
+__all__ = ["CostTerm", "authors_beta"]
 
 
 def authors_beta(options: Sequence[Precision], weight_bits: int) -> float:
@@ -50,7 +50,7 @@ def authors_beta(options: Sequence[Precision], weight_bits: int) -> float:
     return 3e-3 * sum(shares) / len(shares)
 
 
-class CostController:
+class CostTerm:
     """Steers cp to a target by the strength of the cost term.
 
     Args:
@@ -73,7 +73,7 @@ class CostController:
         self._batches = 0
         self._seen: Tensor | None = None
 
-    def term(
+    def of_batch(
         self, cp: Float[Tensor, ""], target: float, samples: int, blocks: float, weight: float | None = None
     ) -> Float[Tensor, ""]:
         """The cost term of one batch, to be added to its mean task loss.
