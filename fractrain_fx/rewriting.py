@@ -18,7 +18,7 @@ from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import Generators
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.targets import Reach, resolve_targets, scheduled_precision
+from fractrain_fx.config.targets import CostReach, resolve_targets, scheduled_precision
 from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, PassError
 from fractrain_fx.native.choice import RoundingChoice, choose_rounding
 from fractrain_fx.nn.bits import set_stage
@@ -53,7 +53,7 @@ class Rewritten:
     rounding: RoundingChoice
     chain: tuple[PassBase, ...] | None = None
     targets: tuple[float, ...] = ()
-    reach: Reach | None = None
+    reach: CostReach | None = None
 
 
 def record_model(

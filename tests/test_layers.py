@@ -139,3 +139,16 @@ def test_only_formats_ask_for_the_class_of_a_format_and_no_argument_says_how_to_
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and file.parts[0] != "formats":
                 found += [f"{file}:{node.lineno} {ast.unparse(node)}"] * ("Format" in ast.unparse(node.args[1]))
     assert not found
+
+
+# The same contract for two libraries.
+_TWICE = {"FracTrainCallback", "WatchCallback"}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for file, path in FILES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(file))
+    assert {name: files for name, files in places.items() if len(files) > 1 and name not in _TWICE} == {}

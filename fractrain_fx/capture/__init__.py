@@ -1,6 +1,6 @@
 """Record a real run of a model as a torch.fx graph."""
 
-from fractrain_fx.capture.asked import PartMode, Read, Seen
+from fractrain_fx.capture.asked import PartMode, Read, ReadCircumstance
 from fractrain_fx.capture.checking.guard_check import Form, forms_of, shapes_of
 from fractrain_fx.capture.inputs.batch import batch_size, call_of, resize_batch
 from fractrain_fx.capture.inputs.call import CallSpec
@@ -23,9 +23,9 @@ __all__ = [
     "InputValues",
     "PartMode",
     "Read",
+    "ReadCircumstance",
     "RecordedModule",
     "Recording",
-    "Seen",
     "Surroundings",
     "TensorWrite",
     "batch_size",

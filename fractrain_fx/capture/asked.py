@@ -26,8 +26,8 @@ __all__ = [
     "InputFact",
     "PartMode",
     "Read",
+    "ReadCircumstance",
     "RequiresGrad",
-    "Seen",
     "Setting",
     "settings_now",
 ]
@@ -170,7 +170,7 @@ class BufferShape:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ReadCircumstance:
     """A circumstance, with its value, that the code of the module at path ``module`` read while it was recorded."""
 
     circumstance: Circumstance

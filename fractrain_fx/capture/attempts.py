@@ -14,7 +14,7 @@ from torch.fx import Graph
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
 from fractrain_fx.capture.checking.decided import test_decided_sizes
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.checking.verify import Attempt, Run, check_repeated, check_trial, tie_batch
+from fractrain_fx.capture.checking.verify import Attempt, RecordedRun, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.circumstances.outside import Outside
 from fractrain_fx.capture.inputs.call import Arguments, Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
@@ -152,7 +152,7 @@ def _silence() -> Iterator[None]:
 
 
 def _leaks(
-    run: Callable[[Collection[int]], Run], graph: Graph, reads: Sequence[Obstacle], additions: Additions
+    run: Callable[[Collection[int]], RecordedRun], graph: Graph, reads: Sequence[Obstacle], additions: Additions
 ) -> list[Obstacle]:
     """The reads of values that decide more than the numbers that the graph computes from them.
 
@@ -181,7 +181,7 @@ def _run(
     train: bool,
     tied: frozenset[str],
     spoofed: Collection[int] = (),
-) -> Run:
+) -> RecordedRun:
     model = snapshot.model
     recorder = Recorder(model, additions)
     writer = recorder.writer
@@ -233,4 +233,4 @@ def _run(
     if not spoofed:
         test_decided_sizes(writer, guards, model)
     writer.release()
-    return Run(writer.graph, recorder.returns, *held)
+    return RecordedRun(writer.graph, recorder.returns, *held)

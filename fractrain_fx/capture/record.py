@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.asked import Seen
+from fractrain_fx.capture.asked import ReadCircumstance
 from fractrain_fx.capture.attempts import record_until_equal
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.first_call import FloatGraph, first_difference
@@ -67,7 +67,7 @@ class Recording:
     guards: Mapping[bool, Guards]
     python: PythonState
     types: Mapping[str, torch.dtype] | None = None
-    seen: Mapping[bool, tuple[Seen, ...]] = field(default_factory=lambda: {True: (), False: ()})
+    seen: Mapping[bool, tuple[ReadCircumstance, ...]] = field(default_factory=lambda: {True: (), False: ()})
     input_types: tuple[torch.dtype | None, ...] = ()
     plain: Mapping[bool, FloatGraph] = field(default_factory=dict)
     home: tuple[str, torch.dtype, torch.device] | None = None

@@ -9,7 +9,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import CostTargets, Precision
 from fractrain_fx.errors import TargetError
 
-__all__ = ["Reach", "resolve_targets", "scheduled_precision"]
+__all__ = ["CostReach", "resolve_targets", "scheduled_precision"]
 
 _DEFAULTS = {"fractrain": CostTargets().per_cent, "dfq": CostTargets().per_cent[-1:], "slu": (50.0,)}
 
@@ -18,7 +18,7 @@ _MARGIN = 0.05
 
 
 @dataclass(frozen=True)
-class Reach:
+class CostReach:
     """The costs that a model with gates can have, in MACs of a training step for one sample.
 
     Attributes:
@@ -65,7 +65,7 @@ def scheduled_precision(config: FracConfig, target: float) -> Precision:
     return affordable[-1] if affordable else config.precision_stages[0]
 
 
-def resolve_targets(config: FracConfig, reach: Reach) -> tuple[float, ...]:
+def resolve_targets(config: FracConfig, reach: CostReach) -> tuple[float, ...]:
     """The target cp of each stage, in per cent.
 
     Targets that the user set stay as they are; with ``saturate``, a target out of reach becomes the nearest cp
@@ -98,12 +98,12 @@ def resolve_targets(config: FracConfig, reach: Reach) -> tuple[float, ...]:
     return targets
 
 
-def _nearest(config: FracConfig, target: float, reach: Reach) -> float:
+def _nearest(config: FracConfig, target: float, reach: CostReach) -> float:
     low, high = reach.at(scheduled_precision(config, target))
     return min(max(target, low), high)
 
 
-def _with_scheduled(config: FracConfig, target: float, reach: Reach) -> str:
+def _with_scheduled(config: FracConfig, target: float, reach: CostReach) -> str:
     if reach.gated_share == 1:
         return ""
     precision = scheduled_precision(config, target)

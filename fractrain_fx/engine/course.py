@@ -16,7 +16,7 @@ from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSch
 from fractrain_fx.engine.steered import SteeredModel, level_text, show_level
 from fractrain_fx.errors import FracTrainWarning
 
-__all__ = ["Course", "Run", "Stage", "Staged"]
+__all__ = ["Course", "Stage", "Staged", "SteeredRun"]
 
 _log = logging.getLogger("fractrain_fx")
 _UNTOLD = (
@@ -113,7 +113,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Run:
+class SteeredRun:
     """The training of a model: where it is among its stages, and what its epochs cost."""
 
     course: Course

@@ -13,7 +13,7 @@ from fractrain_fx.config.clock import Amount
 from fractrain_fx.engine import steered, told
 from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.cost_term import CostTerm
-from fractrain_fx.engine.course import Course, Run, Staged
+from fractrain_fx.engine.course import Course, Staged, SteeredRun
 from fractrain_fx.engine.distributed import mean_over_ranks
 from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.meter import EpochSums, refuse_bad_step, require_finite
@@ -64,7 +64,7 @@ class Engine(Staged):
         self._clock = RunClock(config.schedule.every)
         self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
         self.ledger = Ledger(self.model.macs, self.model.uncounted, self._course.texts)
-        steered.note_steered(self.model, Run(self._course, self.ledger))
+        steered.note_steered(self.model, SteeredRun(self._course, self.ledger))
         steered.apply_level(self.model, self.level)
 
     @property

@@ -13,7 +13,7 @@ from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.nn.cost import Forward
 
 if TYPE_CHECKING:
-    from fractrain_fx.engine.course import Run
+    from fractrain_fx.engine.course import SteeredRun
 
 __all__ = [
     "SteeredModel",
@@ -28,7 +28,7 @@ __all__ = [
     "target_of",
 ]
 
-_STEERED: WeakKeyDictionary[Any, Run | None] = WeakKeyDictionary()
+_STEERED: WeakKeyDictionary[Any, SteeredRun | None] = WeakKeyDictionary()
 _TARGET = re.compile(r"cp (\S+) %")
 
 
@@ -119,7 +119,7 @@ def steered_model(model: Any, asked_by: str = "Engine") -> SteeredModel:
     return steered
 
 
-def note_steered(model: SteeredModel, run: Run | None = None) -> None:
+def note_steered(model: SteeredModel, run: SteeredRun | None = None) -> None:
     """Note that an engine was made for a model, or is made when training begins.
 
     ``run`` has the engine's course and ledger, which hold no reference to the model.
@@ -127,7 +127,7 @@ def note_steered(model: SteeredModel, run: Run | None = None) -> None:
     _STEERED[model] = run
 
 
-def noted_run(model: Any) -> Run | None:
+def noted_run(model: Any) -> SteeredRun | None:
     """The training of a model by the engine that was made last for it; ``None`` if there was none."""
     return _STEERED.get(model)
 

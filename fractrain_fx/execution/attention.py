@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fractrain_fx.execution.autocast import autocast_dtype, autocasting
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Call
-from fractrain_fx.execution.remade import Made, Recipe
+from fractrain_fx.execution.remade import Made, Remaking
 from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.nn.attention import attention_probabilities
 from fractrain_fx.nn.rounding import refuse_create_graph
@@ -67,7 +67,7 @@ class Probabilities(nn.Module):
         self._latest = probabilities, recipe, tensors
         return probabilities
 
-    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Recipe, Sequence[Tensor | None]] | None:
+    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Remaking, Sequence[Tensor | None]] | None:
         """How to make the latest probabilities again, and from what; asked for once."""
         latest, self._latest = self._latest, None
         return None if latest is None or latest[0] is not operand else latest[1:]

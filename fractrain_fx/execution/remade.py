@@ -17,7 +17,7 @@ from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.nn.hooks import is_hooked
 
-__all__ = ["Made", "Maker", "ModuleMaker", "Recipe", "can_run_again"]
+__all__ = ["Made", "Maker", "ModuleMaker", "Remaking", "can_run_again"]
 
 _KEEP_THEIR_INPUT = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.GELU)
 
@@ -34,7 +34,7 @@ class Made(NamedTuple):
     value: Tensor
 
 
-class Recipe(Protocol):
+class Remaking(Protocol):
     """How an operand is made again."""
 
     def make(self, *sources: Any) -> Tensor:
@@ -45,7 +45,7 @@ class Recipe(Protocol):
 class Maker(Protocol):
     """Makes operands of fused ops, and can make them again."""
 
-    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Recipe, Sequence[Tensor | None]] | None:
+    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Remaking, Sequence[Tensor | None]] | None:
         """How to make an operand again, and from what; ``None`` if autograd has to keep it.
 
         Args:
@@ -72,7 +72,7 @@ class ModuleMaker:
         # Without an address: what the module is called makes no difference to a compiled op.
         return "ModuleMaker()"
 
-    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Recipe, Sequence[Tensor | None]] | None:
+    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Remaking, Sequence[Tensor | None]] | None:
         module, (source, value) = self.original.find(), made
         if not value.requires_grad or value._version or is_hooked(module) or not can_run_again(module):
             return None

@@ -21,7 +21,7 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion_tiling import (
     OUTPUT_BITS,
     OUTPUT_UNITS,
-    Layer,
+    NativeConvolution,
     Tilings,
     ceil_div,
     dram_traffic,
@@ -158,13 +158,13 @@ def convolution(
             raise ConfigError(f"{name}={value}: write at least 1 bit; a skipped layer is not run and costs nothing")
     a_digits, w_digits = -(-a_bits // NATIVE_BITS), -(-w_bits // NATIVE_BITS)
     passes = a_digits * w_digits
-    layer = Layer(K, O, S, IC, OC, B, -(-a_bits // a_digits), -(-w_bits // w_digits), im2col)
+    layer = NativeConvolution(K, O, S, IC, OC, B, -(-a_bits // a_digits), -(-w_bits // w_digits), im2col)
     cycles, energy, waiting = _price(layer)
     return ConvolutionRun(cycles * passes, energy * passes / 1000, passes, waiting * passes)
 
 
 @cache
-def _price(layer: Layer) -> tuple[int, float, int]:
+def _price(layer: NativeConvolution) -> tuple[int, float, int]:
     """Cycles, energy (pJ) and cycles of waiting of one pass with the best tiling and loop order."""
     tiles = tilings(layer)
     if not tiles.count.size:
@@ -190,7 +190,7 @@ def _price(layer: Layer) -> tuple[int, float, int]:
     return int(fewest), float(energy.min()), int(waiting)
 
 
-def _sram_energy(layer: Layer, tiles: Tilings) -> NDArray[np.float64]:
+def _sram_energy(layer: NativeConvolution, tiles: Tilings) -> NDArray[np.float64]:
     """Energy (pJ) of the array's reads and writes during one tile, with the dataflow of the fewest accesses."""
     b, o, ic, oc = tiles.size.values()
     a, w, out, q = layer.a_bits, layer.w_bits, OUTPUT_BITS, layer.inputs_at_once

@@ -17,7 +17,7 @@ __all__ = [
     "OUTPUT_BITS",
     "OUTPUT_UNITS",
     "DramTraffic",
-    "Layer",
+    "NativeConvolution",
     "Tilings",
     "ceil_div",
     "dram_traffic",
@@ -37,7 +37,7 @@ _ORDERS = sorted(set(permutations(("b", "o", "o", "ic", "oc"))))
 
 
 @dataclass(frozen=True)
-class Layer:
+class NativeConvolution:
     """A convolution whose operands the array multiplies natively (at most 8 bits)."""
 
     K: int
@@ -85,7 +85,7 @@ def ceil_div(a: Ints, b: Ints | int) -> Ints:
     return -(-a // b)
 
 
-def tilings(layer: Layer) -> Tilings:
+def tilings(layer: NativeConvolution) -> Tilings:
     """All tilings that fit half of each SRAM; sides are powers of two, or the whole side."""
     K, q = layer.K, layer.inputs_at_once
     whole = {"b": layer.B, "o": layer.O, "ic": layer.IC, "oc": layer.OC}

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture import PartMode, Read, RecordedModule, Recording, Seen, batch_size, forms_of, shapes_of
+from fractrain_fx.capture import (
+    PartMode,
+    Read,
+    ReadCircumstance,
+    RecordedModule,
+    Recording,
+    batch_size,
+    forms_of,
+    shapes_of,
+)
 from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.trees import is_strided, items_of, tensors_in
@@ -53,9 +62,9 @@ class Variant:
     form: int
     count: SampleCount
     dimensions: tuple[int, ...]
-    reads: Mapping[bool, tuple[tuple[Read, Seen], ...]]
+    reads: Mapping[bool, tuple[tuple[Read, ReadCircumstance], ...]]
 
-    def changed_circumstance(self, values: tuple[Any, ...], training: bool) -> Seen | None:
+    def changed_circumstance(self, values: tuple[Any, ...], training: bool) -> ReadCircumstance | None:
         """The first circumstance of a call that its code would find changed; ``None`` if the graph fits the call."""
         for read, seen in self.reads[training]:
             if read(values) != seen.value:
@@ -163,7 +172,7 @@ class Watched:
         return tuple([part.training for part in self._parts]), tuple([read(values) for read in self._reads])
 
 
-def reads_of(recording: Recording, model: nn.Module) -> Mapping[bool, tuple[tuple[Read, Seen], ...]]:
+def reads_of(recording: Recording, model: nn.Module) -> Mapping[bool, tuple[tuple[Read, ReadCircumstance], ...]]:
     """For each mode, the circumstances that code read, each with a function that gives the present value."""
     return {
         mode: tuple((each.circumstance.reader(model), each) for each in seen) for mode, seen in recording.seen.items()

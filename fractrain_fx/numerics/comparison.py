@@ -14,7 +14,7 @@ from fractrain_fx.execution.roundings import Rounding
 from fractrain_fx.numerics.examine import observed_pass, twin_of
 from fractrain_fx.numerics.findings import Finding, Peak, find, peak_of
 from fractrain_fx.numerics.losses import Criterion
-from fractrain_fx.numerics.observe import Seen
+from fractrain_fx.numerics.observe import StepObservations
 from fractrain_fx.numerics.records import OperandRecord, find_record
 from fractrain_fx.numerics.shares import (
     difference,
@@ -195,7 +195,7 @@ def _compared(twin: Twin, bound: float, shares: How | None) -> Comparison:
     )
 
 
-class _SeenClosely(Seen):
+class _SeenClosely(StepObservations):
     """Also looks for channels, heads and positions that are far larger than the others."""
 
     def __init__(self) -> None:

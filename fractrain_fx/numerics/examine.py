@@ -14,7 +14,7 @@ from fractrain_fx.errors import ModelError
 from fractrain_fx.model import rewritten_in
 from fractrain_fx.numerics.blame import blame
 from fractrain_fx.numerics.losses import Criterion, loss_of
-from fractrain_fx.numerics.observe import Seen, observe
+from fractrain_fx.numerics.observe import StepObservations, observe
 from fractrain_fx.numerics.records import OperandRecord, WatchedStep
 from fractrain_fx.numerics.twin import Pass, Twin
 
@@ -38,7 +38,7 @@ def examine(model: Any, batch: Any, criterion: Criterion | None = None) -> str |
     named = list(rewritten_in(model, "compare").named_parameters())
     bad = [name for name, p in named if not bool(torch.isfinite(p).all())]
     with twin_of(model, batch, criterion) as twin:
-        _, records = observed_pass(twin, Seen())
+        _, records = observed_pass(twin, StepObservations())
     told = blame([WatchedStep(0, "", records)], _AGAIN)
     if 2 * len(bad) < len(named):
         return told
@@ -61,11 +61,13 @@ def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twi
         yield Twin(variant.recording.train, values, lambda output: loss_of(output, batch, criterion))
 
 
-def observed_pass(twin: Twin, seen: Seen, *, locally: bool = False) -> tuple[Pass, tuple[OperandRecord, ...]]:
+def observed_pass(
+    twin: Twin, seen: StepObservations, *, locally: bool = False
+) -> tuple[Pass, tuple[OperandRecord, ...]]:
     """A pass as the model trains, and what was seen of all its ops."""
     with observe(twin.graph_module, seen):
         found = twin.run(locally=locally)
-    apart = Seen()
+    apart = StepObservations()
     for name in twin.ops.keys() - set(twin.rounding):
         if name in found.outputs:
             apart.add_output(name, found.outputs[name])

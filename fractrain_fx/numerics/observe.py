@@ -26,7 +26,7 @@ from fractrain_fx.passes import facts, fused_ops
 from fractrain_fx.passes.graph.contractions import contraction, operand
 from fractrain_fx.passes.graph.edit import graphs_of
 
-__all__ = ["PRODUCTS", "Seen", "observe"]
+__all__ = ["PRODUCTS", "StepObservations", "observe"]
 
 PRODUCTS = {"forward": "FW", "input_gradient": "EB", "weight_gradient": "GC"}
 """The short names of an op's products, as the rest of the package shows them."""
@@ -39,7 +39,7 @@ _PRODUCTS_OF: dict[Letter, tuple[str, ...]] = {"x": ("FW", "GC"), "w": ("FW", "E
 
 
 @dataclass
-class Seen:
+class StepObservations:
     """What was seen of a step so far, on the model's device, and in other formats to round in as well (``what_ifs``).
 
     ``at_first_gradient`` is called when the backward pass begins.
@@ -88,7 +88,7 @@ class Seen:
 
 
 @contextmanager
-def observe(graph_module: GraphModule, seen: Seen) -> Iterator[None]:
+def observe(graph_module: GraphModule, seen: StepObservations) -> Iterator[None]:
     """Show the run of a graph inside, and its backward pass, to ``seen``."""
     fused = fused_ops(graph_module)
     handles: list[RemovableHandle] = []
@@ -108,7 +108,7 @@ def observe(graph_module: GraphModule, seen: Seen) -> Iterator[None]:
 class _OpObserver:
     """Sees one fused op; ``seen`` takes what is measured, and ``running`` has the running ranges of both factors."""
 
-    def __init__(self, name: str, seen: Seen, running: tuple[Running | None, Running | None]) -> None:
+    def __init__(self, name: str, seen: StepObservations, running: tuple[Running | None, Running | None]) -> None:
         self._name, self._seen, self._running = name, seen, running
         self._ran = self._returned = False
 
@@ -187,7 +187,7 @@ def _readers(quantize: Node, user: Node) -> Iterator[Reader]:
     yield from ((op.name, letter) for each, letter in zip((first, second), letters, strict=True) if each is quantize)
 
 
-def _hooked(quantizer: nn.Module, readers: Sequence[Reader], seen: Seen) -> RemovableHandle:
+def _hooked(quantizer: nn.Module, readers: Sequence[Reader], seen: StepObservations) -> RemovableHandle:
     """Watch a quantizer that runs as a module of its own."""
     done = False  # the module runs again where backward computes activations again
 
@@ -212,7 +212,7 @@ def _hooked(quantizer: nn.Module, readers: Sequence[Reader], seen: Seen) -> Remo
 
 
 def _watch_gradient(
-    module: GradientQuantizer, args: tuple[Any, ...], out: Tensor, readers: Sequence[Reader], seen: Seen
+    module: GradientQuantizer, args: tuple[Any, ...], out: Tensor, readers: Sequence[Reader], seen: StepObservations
 ) -> None:
     seen.add_output(readers[0][0], out)
     if not out.requires_grad or not module.training:
@@ -233,7 +233,7 @@ def _watch_gradient(
     out.register_hook(hook)
 
 
-def _add(rounding: Rounding, readers: Sequence[Reader], seen: Seen, running: Running | None = None) -> None:
+def _add(rounding: Rounding, readers: Sequence[Reader], seen: StepObservations, running: Running | None = None) -> None:
     """Add what ops read, as it is and in other formats."""
     for name, letter in readers:
         of = rounding.of._replace(tensor=letter)

@@ -24,7 +24,7 @@ from fractrain_fx.engine.distributed import is_first
 from fractrain_fx.errors import ConfigError, FracTrainWarning
 from fractrain_fx.model import rewritten_in
 from fractrain_fx.numerics.blame import blame
-from fractrain_fx.numerics.observe import Seen, observe
+from fractrain_fx.numerics.observe import StepObservations, observe
 from fractrain_fx.numerics.records import FILE, WatchedStep, append_step, drop_cut_line, drop_steps_after
 from fractrain_fx.numerics.what_if import read_what_ifs
 
@@ -104,7 +104,7 @@ class Watch:
         self.steps = self._begun = done or 0
         self._continues = done is not None
         self._run = None if run is None else weakref.ref(run)
-        self._seen: Seen | None = None
+        self._seen: StepObservations | None = None
         self._step = self.steps
         self._counted: bool | None = None  # whether the call that begins is watched, if that is known already
         self._ran = _EAGER
@@ -178,7 +178,7 @@ class Watch:
         try:
             with ExitStack() as observed:
                 if is_first():
-                    self._seen, self._step = Seen(self._what_ifs, self._finish_after_backward), self.steps
+                    self._seen, self._step = StepObservations(self._what_ifs, self._finish_after_backward), self.steps
                     observed.enter_context(observe(graph_module, self._seen))
                 yield
         finally:

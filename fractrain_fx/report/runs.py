@@ -17,14 +17,14 @@ from fractrain_fx.training.log.records import METRICS, RESULT, STARTS, EpochReco
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.settings import RunSettings
 
-__all__ = ["Run", "Stage", "read_run", "read_runs"]
+__all__ = ["Run", "StageSpan", "read_run", "read_runs"]
 
 _SETTINGS = "config.yaml"
 _TARGET = re.compile(r"cp (\S+) %")
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageSpan:
     """Consecutive epochs of one stage; of an epoch in which the stage changed, the part in this stage.
 
     Attributes:
@@ -84,7 +84,7 @@ class Run:
         return self.records[0].metric
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[StageSpan, ...]:
         """The stages in time order; a cyclic schedule returns to earlier ones."""
         groups: list[list[EpochRecord]] = []
         for part in (part for record in self.records for part in _parts(record)):
@@ -291,8 +291,8 @@ def _parts(record: EpochRecord) -> Iterator[EpochRecord]:
         yield record
 
 
-def _stage(records: Iterable[EpochRecord]) -> Stage:
+def _stage(records: Iterable[EpochRecord]) -> StageSpan:
     records = tuple(records)
     row = records[0].row
     target = _TARGET.fullmatch(row.level)
-    return Stage(f"{row.stage + 1}: {row.level}", None if target is None else float(target[1]), records)
+    return StageSpan(f"{row.stage + 1}: {row.level}", None if target is None else float(target[1]), records)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fractrain_fx.report.frames import Row
 from fractrain_fx.report.spec import Spec
 
-__all__ = ["Column", "Control", "Figure", "Panel", "Sheet", "Variant", "Width", "width_of"]
+__all__ = ["Column", "Control", "Figure", "Panel", "Rendering", "Sheet", "Width", "width_of"]
 
 Width = Literal["whole", "half", "third"]
 
@@ -28,7 +28,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Variant:
+class Rendering:
     """One way to draw a figure.
 
     Attributes:
@@ -61,7 +61,7 @@ class Figure:
     key: str
     summary: str
     columns: tuple[Column, ...]
-    variants: Mapping[str, Variant]
+    variants: Mapping[str, Rendering]
     where: Mapping[str, Any] = field(default_factory=dict)
     pivot: tuple[str, str, str] | None = None
     width: Width = "whole"

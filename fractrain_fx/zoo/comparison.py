@@ -12,13 +12,13 @@ from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.expected import Expected, expected
-from fractrain_fx.zoo.recipe import Recipe, load_recipe, recipes_of
+from fractrain_fx.zoo.recipe import PaperRecipe, load_recipe, recipes_of
 
-__all__ = ["Comparison", "Measured", "compare", "read_run"]
+__all__ = ["PaperComparison", "RecipeResult", "compare", "read_run"]
 
 
 @dataclass(frozen=True)
-class Measured:
+class RecipeResult:
     """The result of a run of a recipe. Costs are those of the ops that the method steers.
 
     Attributes:
@@ -41,7 +41,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PaperComparison:
     """One row of a table.
 
     Attributes:
@@ -50,9 +50,9 @@ class Comparison:
         runs: runs of this recipe.
     """
 
-    recipe: Recipe
-    baseline: Comparison | None = None
-    runs: tuple[Measured, ...] = ()
+    recipe: PaperRecipe
+    baseline: PaperComparison | None = None
+    runs: tuple[RecipeResult, ...] = ()
 
     @cached_property
     def expected(self) -> Expected:
@@ -116,29 +116,29 @@ class Comparison:
         return self.recipe.to_dict() | {"computed": computed, "measured": [asdict(run) for run in self.runs]}
 
 
-def compare(table: str, runs: Iterable[Path] = ()) -> list[Comparison]:
+def compare(table: str, runs: Iterable[Path] = ()) -> list[PaperComparison]:
     """The rows of a table, with the runs that belong to them.
 
     Raises:
         ConfigError: the table is unknown.
         RunError: a folder has no finished run of a recipe.
     """
-    measured: dict[str, list[Measured]] = {}
+    measured: dict[str, list[RecipeResult]] = {}
     for folder in runs:
         name, run = read_run(folder)
         measured.setdefault(name, []).append(run)
-    made: dict[str, Comparison] = {}
+    made: dict[str, PaperComparison] = {}
 
-    def row(recipe: Recipe) -> Comparison:
+    def row(recipe: PaperRecipe) -> PaperComparison:
         if recipe.name not in made:
             base = None if recipe.baseline is None else row(load_recipe(recipe.baseline))
-            made[recipe.name] = Comparison(recipe, base, tuple(measured.get(recipe.name, ())))
+            made[recipe.name] = PaperComparison(recipe, base, tuple(measured.get(recipe.name, ())))
         return made[recipe.name]
 
     return [row(recipe) for recipe in recipes_of(table)]
 
 
-def read_run(folder: Path) -> tuple[str, Measured]:
+def read_run(folder: Path) -> tuple[str, RecipeResult]:
     """The name of the recipe of a run, and its result.
 
     Raises:
@@ -152,7 +152,7 @@ def read_run(folder: Path) -> tuple[str, Measured]:
     if settings.recipe is None:
         raise RunError(f"the run in {folder} follows no recipe: start it with fractrain train --recipe NAME")
     best, end = (result.hardware[until]["steered"] for until in ("best", "end"))
-    run = Measured(
+    run = RecipeResult(
         folder=str(folder),
         epochs=result.epochs,
         best_epoch=result.best_epoch,

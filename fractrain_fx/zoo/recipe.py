@@ -12,7 +12,7 @@ from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.recipes import read_recipe, recipe_names
 
-__all__ = ["TABLES", "PaperNumbers", "Recipe", "load_recipe", "load_recipes", "recipes_of"]
+__all__ = ["TABLES", "PaperNumbers", "PaperRecipe", "load_recipe", "load_recipes", "recipes_of"]
 
 # The keys that a recipe's ``tables`` may name, with descriptions.
 TABLES = {
@@ -68,7 +68,7 @@ class PaperNumbers:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PaperRecipe:
     """A run of the paper.
 
     Attributes:
@@ -108,7 +108,7 @@ class Recipe:
         }
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> PaperRecipe:
     """Load a recipe by name, which may end with ``-as-the-paper`` or ``-as-the-code``.
 
     Raises:
@@ -117,7 +117,7 @@ def load_recipe(name: str) -> Recipe:
     entries = read_recipe(name)
     pairs = ("delta_range", "saving_range")
     paper: dict[str, Any] = {key: tuple(value) if key in pairs else value for key, value in entries["paper"].items()}
-    return Recipe(
+    return PaperRecipe(
         name=name,
         tables=tuple(entries["tables"]),
         row=entries["row"],
@@ -128,12 +128,12 @@ def load_recipe(name: str) -> Recipe:
     )
 
 
-def load_recipes() -> list[Recipe]:
+def load_recipes() -> list[PaperRecipe]:
     """All recipes, in order of their names."""
     return [load_recipe(name) for name in recipe_names()]
 
 
-def recipes_of(table: str) -> list[Recipe]:
+def recipes_of(table: str) -> list[PaperRecipe]:
     """The recipes of a table or figure: model by model, with baselines before the runs compared with them.
 
     Raises:
@@ -145,7 +145,7 @@ def recipes_of(table: str) -> list[Recipe]:
     return sorted(rows, key=_place)
 
 
-def _place(recipe: Recipe) -> tuple[str, str, int, str]:
+def _place(recipe: PaperRecipe) -> tuple[str, str, int, str]:
     kind = recipe.values["format"] if recipe.values["method"] == "static" else recipe.values["method"]
     schedules = ("manual", "two-stage", "auto")
     return (

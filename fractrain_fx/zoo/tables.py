@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fractrain_fx.zoo.comparison import Comparison
+from fractrain_fx.zoo.comparison import PaperComparison
 from fractrain_fx.zoo.recipe import TABLES
 
 __all__ = ["comparison_lines", "comparison_table", "markdown_table", "notes_of"]
@@ -44,7 +44,7 @@ _NOTES = (
 )
 
 
-def notes_of(rows: Sequence[Comparison]) -> list[str]:
+def notes_of(rows: Sequence[PaperComparison]) -> list[str]:
     """Notes on how to read the table, and the notes of its rows."""
     notes = list(_NOTES)
     if any(row.runs for row in rows):
@@ -52,7 +52,7 @@ def notes_of(rows: Sequence[Comparison]) -> list[str]:
     return notes + list(dict.fromkeys(row.recipe.note for row in rows if row.recipe.note))
 
 
-def comparison_table(table: str, rows: Sequence[Comparison]) -> Table:
+def comparison_table(table: str, rows: Sequence[PaperComparison]) -> Table:
     """The table for a terminal."""
     shown = Table(title=f"{_title(table)}: {TABLES[table]}", box=SIMPLE_HEAD, title_justify="left")
     for index, heading in enumerate(_HEADINGS):
@@ -68,7 +68,7 @@ def comparison_table(table: str, rows: Sequence[Comparison]) -> Table:
     return shown
 
 
-def comparison_lines(table: str, rows: Sequence[Comparison]) -> Iterator[RenderableType]:
+def comparison_lines(table: str, rows: Sequence[PaperComparison]) -> Iterator[RenderableType]:
     """The table for a terminal that is too narrow for it: each run with its numbers below, in words."""
     yield Text(f"{_title(table)}: {TABLES[table]}", style="table.title")
     group = None
@@ -82,7 +82,7 @@ def comparison_lines(table: str, rows: Sequence[Comparison]) -> Iterator[Rendera
             yield Padding(Text(told), (0, 0, 0, 6))
 
 
-def markdown_table(rows: Sequence[Comparison]) -> str:
+def markdown_table(rows: Sequence[PaperComparison]) -> str:
     """The table in Markdown."""
     lines = ["| " + " | ".join(_HEADINGS) + " |", "|---" + "|---:" * (len(_HEADINGS) - 1) + "|"]
     group = None
@@ -98,11 +98,11 @@ def _title(table: str) -> str:
     return f"Table {table}" if table.isdigit() else table.replace("-", " ").capitalize()
 
 
-def _group(row: Comparison) -> str:
+def _group(row: PaperComparison) -> str:
     return row.recipe.row.partition(", ")[0]
 
 
-def _cells(row: Comparison) -> Iterator[tuple[str, ...]]:
+def _cells(row: PaperComparison) -> Iterator[tuple[str, ...]]:
     """The cells of a row, and of a row for each of its runs."""
     paper = row.recipe.paper
     yield (
@@ -133,7 +133,7 @@ def _cells(row: Comparison) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _measure(row: Comparison) -> str:
+def _measure(row: PaperComparison) -> str:
     paper = row.recipe.paper
     if paper.measure is not None:
         return f"{paper.measure:.2f}"
@@ -142,7 +142,7 @@ def _measure(row: Comparison) -> str:
     return "" if paper.delta is None else f"{paper.delta:+.2f}"
 
 
-def _saving(row: Comparison) -> str:
+def _saving(row: PaperComparison) -> str:
     if row.saving is None:
         return ""
     paper = row.recipe.paper
@@ -155,7 +155,7 @@ def _saving(row: Comparison) -> str:
     return f"{printed} / {row.saving:.1f} %"
 
 
-def _base(row: Comparison) -> Comparison:
+def _base(row: PaperComparison) -> PaperComparison:
     assert row.baseline is not None
     return row.baseline
 
@@ -164,6 +164,6 @@ def _pair(paper: float | None, ours: float | None, form: str) -> str:
     return "" if paper is None or ours is None else f"{form.format(paper)} / {form.format(ours)}"
 
 
-def _ratio(row: Comparison, name: str) -> str:
+def _ratio(row: PaperComparison, name: str) -> str:
     ratios = row.ratios(name)
     return "" if ratios is None else f"{ratios[0]:.3f} / {ratios[1]:.3f}"

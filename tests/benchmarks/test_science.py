@@ -19,7 +19,7 @@ from benchmarks.science.page import write_page
 from benchmarks.science.protocol import protocol
 from benchmarks.science.records import cp_error, groups_of, merge_records, read_records, static_at
 from fractrain_fx import FracConfig, RunConfig
-from fractrain_fx.config.targets import Reach, resolve_targets
+from fractrain_fx.config.targets import CostReach, resolve_targets
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.training import RunSettings, new_run
 
@@ -58,7 +58,7 @@ def test_the_packages_defaults_are_the_settings_of_the_best_measured_runs(method
     measured = RunSettings.from_dict(Run("resnet20-16px", method, setting).values).frac
     config = FracConfig(method=method, schedule="manual", run=RunConfig(backend="cpu", length=20))
     if measured.targets is not None:
-        reach = Reach((0.0, 10.0), 100, 100, dict.fromkeys(config.precision_stages, 0.0))
+        reach = CostReach((0.0, 10.0), 100, 100, dict.fromkeys(config.precision_stages, 0.0))
         config = config.replace(targets=resolve_targets(config, reach))
     assert config == measured
 

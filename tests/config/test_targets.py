@@ -6,19 +6,19 @@ import pytest
 
 from fractrain_fx import FracConfig, Precision
 from fractrain_fx.config import AUTHORS_OPTIONS
-from fractrain_fx.config.targets import Reach, resolve_targets, scheduled_precision
+from fractrain_fx.config.targets import CostReach, resolve_targets, scheduled_precision
 from fractrain_fx.errors import TargetError
 
 # What options 3/6 to 6/12 with weights of 4 bits can reach (ALGORITHM 1).
 LOW, HIGH = 1.758, 4.688
 
 
-def reach(config: FracConfig, low: float, high: float, scheduled: float = 0.0) -> Reach:
+def reach(config: FracConfig, low: float, high: float, scheduled: float = 0.0) -> CostReach:
     """Of 100 MACs; ``scheduled`` of them have weights and follow the stage."""
     gated = 1 - scheduled / 100
     bits = config.gate_weight_bits
     spent = {option: scheduled * sum(option.shares(bits)) / 3 for option in config.precision_stages}
-    return Reach((low * gated, high * gated), 100 - scheduled, 100, spent)
+    return CostReach((low * gated, high * gated), 100 - scheduled, 100, spent)
 
 
 def test_targets_out_of_reach_saturate_on_request_only() -> None:

@@ -28,7 +28,7 @@ from fractrain_fx.formats.affine.rounding import round_affine
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.formats.microscaling import Scaling, round_blocks
 from fractrain_fx.formats.microscaling import quantize as by_plain_operations
-from fractrain_fx.formats.microscaling.blocks import Blocks
+from fractrain_fx.formats.microscaling.blocks import BlockLayout
 from fractrain_fx.formats.noise import hashed
 from fractrain_fx.formats.running import RangeBuffers
 from fractrain_fx.kernels.formats import AffineByKernels
@@ -270,7 +270,7 @@ def test_blocks_are_those_of_the_plain_operations(name: str) -> None:
                 assert found is not None and found.dtype == x.dtype
                 wanted = x if bits in (0, 32) else plain.operand(x, 16, of) if bits == 16 else None
                 if wanted is None:
-                    wanted = round_blocks(x, elements[bits], Blocks(x.shape, cuts), Scaling(scale))
+                    wanted = round_blocks(x, elements[bits], BlockLayout(x.shape, cuts), Scaling(scale))
                 torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
@@ -294,11 +294,11 @@ def test_the_noise_of_blocks_is_the_hash_of_each_place(monkeypatch: pytest.Monke
     cuts, scale = plain._cuts(x, of, plain._how(of))
     elements = plain._elements[of.product, of.tensor]
     found = block_calls.round_blocks_by_triton(x, torch.tensor(4), elements, cuts, scale, noise=seed)
-    noise = Blocks(x.shape, cuts).split(hashed(x.numel(), x.flatten(), torch.tensor(seed)).view(x.shape))
+    noise = BlockLayout(x.shape, cuts).split(hashed(x.numel(), x.flatten(), torch.tensor(seed)).view(x.shape))
     monkeypatch.setattr(by_plain_operations, "dither", lambda like, seed: noise)
     assert found is not None and torch.equal(
         found,
-        round_blocks(x, elements[4], Blocks(x.shape, cuts), Scaling(scale), stochastic=True, seed=torch.tensor(0)),
+        round_blocks(x, elements[4], BlockLayout(x.shape, cuts), Scaling(scale), stochastic=True, seed=torch.tensor(0)),
     )
 
 

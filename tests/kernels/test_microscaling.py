@@ -16,7 +16,7 @@ from fractrain_fx import FracConfig, RunConfig
 from fractrain_fx.config import RECIPES
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.microscaling import ELEMENTS, MicroscalingFormat
-from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
+from fractrain_fx.formats.microscaling.blocks import BlockLayout, Cut
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
 from fractrain_fx.formats.microscaling.quantize import Scaling, round_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
@@ -40,7 +40,7 @@ def assert_equal(found: Tensor, wanted: Tensor) -> None:
 
 def check(x: Tensor, cuts: list[Cut], scale: Scale, element: str) -> None:
     grid = ELEMENTS[element].grid
-    wanted = round_blocks(x, grid, Blocks(x.shape, cuts), Scaling(scale))
+    wanted = round_blocks(x, grid, BlockLayout(x.shape, cuts), Scaling(scale))
     for matrices in (False, True):
         assert_equal(round_blocks_compiled(x, grid, cuts, scale, matrices=matrices), wanted)
 

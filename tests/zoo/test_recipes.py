@@ -9,10 +9,10 @@ from itertools import combinations
 import pytest
 import yaml
 
-from fractrain_fx.config.targets import Reach, resolve_targets
+from fractrain_fx.config.targets import CostReach, resolve_targets
 from fractrain_fx.engine.cost_term import authors_beta
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.zoo.recipe import TABLES, Recipe, load_recipe, load_recipes, recipes_of
+from fractrain_fx.zoo.recipe import TABLES, PaperRecipe, load_recipe, load_recipes, recipes_of
 
 RECIPES = load_recipes()
 
@@ -21,7 +21,7 @@ ROWS = {"1": 12, "2": 4, "3": 20, "4": 4, "5": 8, "supplement-1": 8, "figure-1":
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_a_recipe_is_a_whole_run(recipe: Recipe) -> None:
+def test_a_recipe_is_a_whole_run(recipe: PaperRecipe) -> None:
     settings = recipe.settings
     assert settings.recipe == recipe.name and set(recipe.tables) <= set(TABLES)
     assert settings.frac.method in ("static", "pfq", "dfq", "fractrain", "slu")
@@ -97,7 +97,7 @@ def test_targets_of_resnets_lie_within_what_their_options_reach() -> None:
                 option.fw * config.gate_weight_bits + option.bw * config.gate_weight_bits + option.fw * option.bw
                 for option in config.gate_options
             )
-            reach = Reach((0.1, 100 * dearest / 3072), 100, 100, dict.fromkeys(config.precision_stages, 0.0))
+            reach = CostReach((0.1, 100 * dearest / 3072), 100, 100, dict.fromkeys(config.precision_stages, 0.0))
             assert resolve_targets(config, reach) == tuple(
                 config.targets.per_cent if config.method == "fractrain" else config.targets.per_cent[-1:]  # type: ignore[union-attr]
             )

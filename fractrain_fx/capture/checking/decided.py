@@ -15,7 +15,7 @@ from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.recording.kept.leaves import Depth, depth_of
 from fractrain_fx.capture.recording.kept.one_node import OneNodeError
 from fractrain_fx.capture.recording.python_reads import write_test
-from fractrain_fx.capture.recording.writer import SHAPE, Obstacle, Source, Writer
+from fractrain_fx.capture.recording.writer import SHAPE, Obstacle, ValueSource, Writer
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.targets import DATA_DEPENDENT, call_name, function_node, operator_name
@@ -88,7 +88,7 @@ class _DecidedSizes(SizesWithoutData):
         """Whether a call could take a size from values. Torch takes none from floats, unless it counts some of them."""
         if node.op in ("placeholder", "get_attr", "output"):
             return False
-        varying = [each for each in (*node.all_input_nodes, node) if self._writer.made_from(each, Source.DATA)]
+        varying = [each for each in (*node.all_input_nodes, node) if self._writer.made_from(each, ValueSource.DATA)]
         tensors = [self._tensors[each] for each in varying if each in self._tensors]
         if not varying or any(x.is_nested for x in tensors):
             return False

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Interpreter, Node
 
-from fractrain_fx.capture.asked import GRADIENTS, InputFact, RequiresGrad, Seen
+from fractrain_fx.capture.asked import GRADIENTS, InputFact, ReadCircumstance, RequiresGrad
 from fractrain_fx.capture.checking.check import ROUNDING, find_mismatch, trial_of
 from fractrain_fx.capture.checking.outcome import outcome_of
 from fractrain_fx.capture.checking.verify import locate
@@ -50,7 +50,7 @@ class FloatGraph:
     asks_for_gradients: bool
 
     @classmethod
-    def of(cls, graph: Graph, returns: Sequence[Return], seen: Sequence[Seen]) -> FloatGraph:
+    def of(cls, graph: Graph, returns: Sequence[Return], seen: Sequence[ReadCircumstance]) -> FloatGraph:
         """A copy of a graph."""
         nodes: dict[Node, Node] = {}
         copied = Graph()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 
-from fractrain_fx.capture.asked import Seen
+from fractrain_fx.capture.asked import ReadCircumstance
 from fractrain_fx.capture.checking.check import Batching, Mismatch, Trial, find_mismatch, repeated
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.circumstances.outside import PythonState
@@ -30,11 +30,11 @@ from fractrain_fx.capture.source import forward_code, is_within, listed
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 
-__all__ = ["Attempt", "Run", "check_repeated", "check_trial", "locate", "tie_batch"]
+__all__ = ["Attempt", "RecordedRun", "check_repeated", "check_trial", "locate", "tie_batch"]
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One recorded run; ``returns`` has the module calls in the order in which they ended.
 
     ``python`` has the attributes whose values decided what was recorded, ``typed`` the numbers of the input tensors
@@ -45,7 +45,7 @@ class Run:
     returns: list[Return]
     guards: Guards
     python: PythonState
-    seen: tuple[Seen, ...]
+    seen: tuple[ReadCircumstance, ...]
     typed: frozenset[int]
 
 
@@ -54,7 +54,7 @@ class Attempt:
     """Both modes of a model, recorded with a given set of modules kept whole: one graph or two, and a run for each."""
 
     graphs: Mapping[bool, RecordedModule]
-    runs: Mapping[bool, Run]
+    runs: Mapping[bool, RecordedRun]
 
 
 def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Batching) -> None:

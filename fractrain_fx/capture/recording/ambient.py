@@ -18,8 +18,8 @@ from fractrain_fx.capture.asked import (
     Circumstance,
     InputFact,
     PartMode,
+    ReadCircumstance,
     RequiresGrad,
-    Seen,
     Setting,
 )
 from fractrain_fx.capture.inputs.form import Kind, kind_of
@@ -60,14 +60,14 @@ class Ambient:
         self._model, self._writer = model, writer
         self._names = {id(x): name for each in (model.named_parameters, model.named_buffers) for name, x in each()}
         self._buffers = {id(x): name for name, x in model.named_buffers()}
-        self._noted: dict[tuple[Circumstance, Any, str], Seen] = {}
+        self._noted: dict[tuple[Circumstance, Any, str], ReadCircumstance] = {}
         self._set: set[str] = set()
         self.inputs: tuple[Tensor, ...] = ()
         self.types: list[tuple[Node, Kind]] = []
         self.floating = False
         self._autocasts = 0  # open regions of the model
 
-    def seen(self, called: Iterable[str]) -> tuple[Seen, ...]:
+    def seen(self, called: Iterable[str]) -> tuple[ReadCircumstance, ...]:
         """The circumstances that code of the graph read. Modules that it calls read theirs again at every run."""
         parts = set(called)
         in_graph = (each for each in self._noted.values() if not is_within(each.module, parts))
@@ -84,7 +84,7 @@ class Ambient:
                 circumstance = Setting(circumstance.name, "")
         key = circumstance, value, self._writer.path
         if key not in self._noted:
-            self._noted[key] = Seen(circumstance, value, self._writer.path, place_of(frame))
+            self._noted[key] = ReadCircumstance(circumstance, value, self._writer.path, place_of(frame))
 
     def read_mode(self, path: str, value: bool, frame: FrameType) -> None:
         """Note that code read the mode of a part, unless the forward itself set it before."""

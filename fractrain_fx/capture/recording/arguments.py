@@ -23,7 +23,7 @@ from fractrain_fx.capture.targets import function_node
 from fractrain_fx.capture.trees import DISTRIBUTED, ValueList, fields_of, holds_tensor, leaves_in, map_tree
 
 if TYPE_CHECKING:
-    from fractrain_fx.capture.recording.effects import Watch
+    from fractrain_fx.capture.recording.effects import EffectWatch
     from fractrain_fx.capture.recording.recorder import Recorder
 
 __all__ = ["argument", "map_results", "write_closed"]
@@ -202,7 +202,7 @@ def write_closed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     result: Any,
-    watched: Watch,
+    watched: EffectWatch,
 ) -> Any:
     """Write a call by a closure that keeps all arguments but tensors and sizes."""
     given = [each for each in leaves_in((args, dict(kwargs))) if isinstance(each, _GIVEN)]

@@ -28,11 +28,11 @@ from fractrain_fx.capture.trees import version_of
 if TYPE_CHECKING:
     from fractrain_fx.capture.recording.recorder import Recorder
 
-__all__ = ["Effects", "Watch", "Written", "refused", "seed_places"]
+__all__ = ["EffectWatch", "Effects", "Written", "refused", "seed_places"]
 
 
 @dataclass(frozen=True)
-class Watch:
+class EffectWatch:
     """Tensors with their version counters before a call, and the number of draws of random numbers until then."""
 
     versions: tuple[tuple[Tensor, int], ...]
@@ -56,15 +56,15 @@ class Effects:
         self._random = self._states()
         self._draws = 0
 
-    def watch(self, tensors: Iterable[Tensor]) -> Watch:
+    def watch(self, tensors: Iterable[Tensor]) -> EffectWatch:
         """Note versions and draws before a call."""
         states = self._states()
         if not all(map(torch.equal, self._random, states)):
             self._random = states
             self._moved()
-        return Watch(tuple((x, version_of(x)) for x in tensors), self._draws)
+        return EffectWatch(tuple((x, version_of(x)) for x in tensors), self._draws)
 
-    def since(self, watch: Watch) -> tuple[list[Tensor], bool]:
+    def since(self, watch: EffectWatch) -> tuple[list[Tensor], bool]:
         """Tensors written since the watch began, and whether random numbers were drawn."""
         before = self._random
         self.accept()

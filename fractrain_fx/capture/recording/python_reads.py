@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.kept.callees import callees
-from fractrain_fx.capture.recording.writer import Obstacle, Source, Writer
+from fractrain_fx.capture.recording.writer import Obstacle, ValueSource, Writer
 from fractrain_fx.capture.sizes.guards import Expression, Guard, InputValues, Place, Size, place_of
 from fractrain_fx.capture.sizes.results import decided_dims, deciding, guards_an_error, part_count, tests_for_overflow
 from fractrain_fx.capture.sizes.symbolic import (
@@ -114,13 +114,13 @@ class PythonReads:
 
     def shape(self, x: Tensor, read: Callable[..., Any] = torch.Tensor.size) -> torch.Size:
         """The shape (or the strides), with symbols if it may differ from call to call."""
-        if self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
+        if self._writer.known(x) is not None and self._writer.depends(x, ValueSource.INPUT):
             return symbolic_shape(x, read)
         return x.shape if read is torch.Tensor.size else torch.Size(x.stride())
 
     def contiguous(self, x: Tensor, value: bool, memory_format: torch.memory_format | None) -> bool:
         """Note that Python code asked whether a tensor is contiguous, which its sizes and strides decide."""
-        if not self._writer.paused and self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
+        if not self._writer.paused and self._writer.known(x) is not None and self._writer.depends(x, ValueSource.INPUT):
             numbers = (*self.shape(x), *self.shape(x, torch.Tensor.stride))
             self._note(_contiguous_in(memory_format or torch.contiguous_format), numbers, value, sys._getframe(1))
         return value
@@ -172,7 +172,7 @@ class PythonReads:
         another result is an error. Every other such read is an obstacle.
         """
         writer = self._writer
-        by_model = any(writer.made_from(size.node, Source.MODEL) for size in expression.sizes)
+        by_model = any(writer.made_from(size.node, ValueSource.MODEL) for size in expression.sizes)
         if by_model or writer.path or not isinstance(value, bool):
             cause = f"what it computes depends on a size that data decide ({expression})"
             writer.block(cause, tuple(callees(frame, self._paths)), place_of(frame).line_only)
@@ -218,7 +218,7 @@ class PythonReads:
         writer, result = self._writer, func(*plain(args), **plain(dict(kwargs)))
         read = targets.gives_values(name, result)
         followed = name in ("item", "tolist") and not isinstance(result, bool)
-        if read and (followed or name in targets.TEXT_READS) and writer.depends(args[0], Source.DATA):
+        if read and (followed or name in targets.TEXT_READS) and writer.depends(args[0], ValueSource.DATA):
             if followed:
                 return self._read_value(name, args[0], result, frame)
             return self._read_text(func, name, args, result, frame)
@@ -227,7 +227,7 @@ class PythonReads:
             return result
         masked = name in ("__getitem__", "getitem") and has_mask(args[1])
         for x in tensors_in((args, kwargs) if read else deciding(name, args)):
-            if writer.depends(x, Source.DATA):
+            if writer.depends(x, ValueSource.DATA):
                 node = writer.node_of(x)
                 truth = isinstance(result, bool) and name in targets.TRUTH_READS
                 if truth and (tests_for_overflow(node) or guards_an_error(frame, result, called=name == "item")):
@@ -237,7 +237,7 @@ class PythonReads:
                     continue
                 call = "indexing with a boolean mask" if masked else f"{name}()"
                 self._block(node, call, frame)
-            elif self.read_tied is None and writer.depends(x, Source.TIED):
+            elif self.read_tied is None and writer.depends(x, ValueSource.TIED):
                 self.read_tied = writer.path, place_of(frame)
         return result
 
@@ -252,7 +252,7 @@ class PythonReads:
     def decided(self, name: str, args: tuple[Any, ...]) -> frozenset[int]:
         """Dimensions of a call's results whose length depends on values that vary."""
         dims = decided_dims(name, args)
-        varies = dims and any(self._writer.depends(x, Source.DATA) for x in tensors_in(deciding(name, args)))
+        varies = dims and any(self._writer.depends(x, ValueSource.DATA) for x in tensors_in(deciding(name, args)))
         return dims if varies or any(isinstance(each, ValueList) for each in args) else frozenset()
 
     def _read_value(self, name: str, x: Tensor, result: Any, frame: FrameType) -> Any:
@@ -287,7 +287,7 @@ class PythonReads:
 
     def block(self, x: Tensor, read: str, frame: FrameType) -> None:
         """Note that Python code got something from a tensor through which its values can be read."""
-        if self._writer.depends(x, Source.DATA):
+        if self._writer.depends(x, ValueSource.DATA):
             self._block(self._writer.node_of(x), read, frame)
 
     def _block(self, node: Node, call: str, frame: FrameType) -> None:
@@ -295,6 +295,6 @@ class PythonReads:
 
     def _obstacle(self, node: Node, call: str, frame: FrameType) -> Obstacle:
         writer, cause = self._writer, f"what it computes depends on values ({call})"
-        if writer.made_from(node, Source.RANDOM) and not writer.made_from(node, Source.INPUT):
+        if writer.made_from(node, ValueSource.RANDOM) and not writer.made_from(node, ValueSource.INPUT):
             cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
         return Obstacle(writer.path, cause, tuple(callees(frame, self._paths)), place_of(frame).line_only)

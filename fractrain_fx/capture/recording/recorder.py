@@ -19,13 +19,13 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
 from fractrain_fx.capture.recording.constants import Additions
-from fractrain_fx.capture.recording.effects import Effects, Watch, Written
+from fractrain_fx.capture.recording.effects import Effects, EffectWatch, Written
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee, require_nothing
 from fractrain_fx.capture.recording.kept.hidden import MODULE, HiddenCalls, contractions_in_operator, products_after
 from fractrain_fx.capture.recording.memory import Memory, note_memory
 from fractrain_fx.capture.recording.python_reads import PythonReads
-from fractrain_fx.capture.recording.writer import Return, Source, UnrepresentableError, Writer
+from fractrain_fx.capture.recording.writer import Return, UnrepresentableError, ValueSource, Writer
 from fractrain_fx.capture.sizes.results import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import by_capture, by_library, outside_capture, outward
@@ -114,7 +114,7 @@ class Recorder(TorchFunctionMode):
 
     def fold(self, mark: Mark) -> None:
         """Remove everything that was written since ``mark``; the node that comes instead has notes on its products."""
-        found = products_after(mark.last, lambda node: self.writer.made_from(node, Source.VALUE))
+        found = products_after(mark.last, lambda node: self.writer.made_from(node, ValueSource.VALUE))
         self.hidden.expect(MODULE, "", found)
         while self.writer.last is not mark.last:
             self.writer.graph.erase_node(self.writer.last)
@@ -133,7 +133,7 @@ class Recorder(TorchFunctionMode):
         """Note that a call of the module at ``path`` ended."""
         self.returns.append(Return(path, tuple(self.writer.known(x) for x in tensors_in(result))))
 
-    def watch(self, args: Any, kwargs: Any) -> Watch:
+    def watch(self, args: Any, kwargs: Any) -> EffectWatch:
         """Watch the tensors among the arguments before a call."""
         with torch._C.DisableTorchFunction():  # reading versions is not a call of the model
             return self.effects.watch(tensors_in((args, kwargs)))
@@ -145,7 +145,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
-        watched: Watch,
+        watched: EffectWatch,
         random: bool = False,
         decided: Collection[int] | None = None,
         own: bool = False,
@@ -159,7 +159,7 @@ class Recorder(TorchFunctionMode):
         writer = self.writer
         changed, drawn = self.effects.since(watched)
         drawn = drawn or random
-        nothing = result is None and (own or any(writer.depends(x, Source.DATA) for x in watched.tensors))
+        nothing = result is None and (own or any(writer.depends(x, ValueSource.DATA) for x in watched.tensors))
         if not (nothing or changed or holds_tensor(result)):
             self.hidden.forget()
             return result

@@ -17,7 +17,8 @@ from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.source import call_place, model_line
 from fractrain_fx.capture.trees import is_strided, tensors_in
 
-__all__ = ["ORDER", "PLACE", "SHAPE", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer", "nodes_after"]
+__all__ = ["ORDER", "PLACE", "SHAPE"]
+__all__ += ["Obstacle", "Return", "UnrepresentableError", "ValueSource", "Writer", "nodes_after"]
 
 SHAPE = "recorded_shape"
 """Key of ``node.meta``: the shape of the node's tensor in the recorded run."""
@@ -60,7 +61,7 @@ class Return:
     nodes: tuple[Node | None, ...]
 
 
-class Source(Enum):
+class ValueSource(Enum):
     """The sources that a value may depend on."""
 
     INPUT = "the call's tensors, so that sizes vary"
@@ -94,7 +95,7 @@ class Writer:
         self._alive: list[Any] = []
         self._nodes: dict[int, list[Node]] = {}  # the latest last: a fold erases those that it made
         self._cache: dict[Any, Node] = {}
-        self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
+        self._sources: dict[ValueSource, set[Node]] = {source: set() for source in ValueSource}
         self._blamed: set[int] = set()
         self._sized: dict[Node, frozenset[int]] = {}
         self.cut: set[Node] = set()
@@ -131,7 +132,7 @@ class Writer:
     def placeholder(self, name: str, tied: bool = False) -> Node:
         """A new input of the graph; with ``tied``, the graph is for calls in which it has the recorded values."""
         node = self.create("placeholder", name)
-        self._mark(node, (Source.TIED,) if tied else (Source.INPUT, Source.DATA, Source.VALUE))
+        self._mark(node, (ValueSource.TIED,) if tied else (ValueSource.INPUT, ValueSource.DATA, ValueSource.VALUE))
         return node
 
     def create(
@@ -150,10 +151,11 @@ class Writer:
             node.meta["effect"] = True
         form = op == "call_method" and target in ("size", "stride")
         for source, members in self._sources.items():
-            if any(argument in members for argument in node.all_input_nodes) and not (form and source is Source.VALUE):
+            depends = any(argument in members for argument in node.all_input_nodes)
+            if depends and not (form and source is ValueSource.VALUE):
                 members.add(node)
         if op == "call_module" or (op == "get_attr" and not str(target).startswith("frac.")):
-            self._mark(node, (Source.DATA, Source.MODEL))
+            self._mark(node, (ValueSource.DATA, ValueSource.MODEL))
         return node
 
     def once(self, key: Any, make: Callable[[], Node]) -> Node:
@@ -197,17 +199,17 @@ class Writer:
         self._alive.append(value)
         return self._attribute(self.additions.constant(value))
 
-    def depends(self, value: Tensor, source: Source) -> bool:
+    def depends(self, value: Tensor, source: ValueSource) -> bool:
         """Whether a tensor depends on ``source``."""
         return self.made_from(self.node_of(value), source)
 
-    def made_from(self, node: Node, source: Source) -> bool:
+    def made_from(self, node: Node, source: ValueSource) -> bool:
         """Whether a node's value depends on ``source``."""
         return node in self._sources[source]
 
     def mark_random(self, node: Node) -> None:
         """Note that the node draws random numbers."""
-        self._mark(node, (Source.DATA, Source.RANDOM))
+        self._mark(node, (ValueSource.DATA, ValueSource.RANDOM))
 
     def touched(self, x: Tensor, node: Node, result: Any, cut: bool = False) -> None:
         """Note that a call changed ``x``: later uses read it from the call, if the call returns it.
@@ -282,7 +284,7 @@ class Writer:
     def _attribute(self, name: str) -> Node:
         return self.once(("get_attr", name), lambda: self.create("get_attr", name))
 
-    def _mark(self, node: Node, sources: Iterable[Source]) -> None:
+    def _mark(self, node: Node, sources: Iterable[ValueSource]) -> None:
         for source in sources:
             self._sources[source].add(node)
 

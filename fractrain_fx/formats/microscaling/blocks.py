@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fractrain_fx.formats.bits import once
 
-__all__ = ["Blocks", "Cut", "GroupedRows"]
+__all__ = ["BlockLayout", "Cut", "GroupedRows"]
 
 
 class Cut(NamedTuple):
@@ -26,7 +26,7 @@ class Cut(NamedTuple):
     size: int | None
 
 
-class Blocks:
+class BlockLayout:
     """Where the blocks of a tensor lie. A block spans one piece of each cut and one index of every other dimension.
 
     Args:
@@ -105,7 +105,7 @@ class Blocks:
         return once(over.expand_as(stretches).flatten(place, dim)).narrow(place, 0, found.shape[place])
 
 
-class GroupedRows(Blocks):
+class GroupedRows(BlockLayout):
     """A scale for each column of each group of rows, as in the weight gradient of a grouped product.
 
     Args:

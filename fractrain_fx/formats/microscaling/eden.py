@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.microscaling.blocks import Blocks
+from fractrain_fx.formats.microscaling.blocks import BlockLayout
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, round_to_grid
 from fractrain_fx.formats.microscaling.scales import relative_scales
 from fractrain_fx.formats.noise import dither
@@ -29,7 +29,7 @@ EDEN_PEAK = 255.99 * EDEN_TOP / 6
 
 
 def round_by_eden(
-    parts: Float[Tensor, "*blocks"], grid: Grid, blocks: Blocks, count: int, seed: Int[Tensor, ""] | None
+    parts: Float[Tensor, "*blocks"], grid: Grid, blocks: BlockLayout, count: int, seed: Int[Tensor, ""] | None
 ) -> Float[Tensor, "*blocks"]:
     """The values of blocks after rounding.
 

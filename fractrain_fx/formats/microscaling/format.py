@@ -15,7 +15,7 @@ from fractrain_fx.config.recipes import elements_of
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.base import Bits, Format, Operand, Reach, Seed, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
-from fractrain_fx.formats.microscaling.blocks import Blocks, Cut, GroupedRows
+from fractrain_fx.formats.microscaling.blocks import BlockLayout, Cut, GroupedRows
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
 from fractrain_fx.formats.microscaling.hadamard import needs_rotation, rotate, rotation_at
 from fractrain_fx.formats.microscaling.quantize import Scaling, reach_of_blocks, round_blocks, scales_of_blocks
@@ -237,10 +237,10 @@ def block_format(fmt: Format) -> MicroscalingFormat | None:
     return fmt if isinstance(fmt, MicroscalingFormat) else None
 
 
-def _blocks(x: Tensor, cuts: Sequence[Cut], of: Operand) -> Blocks:
+def _blocks(x: Tensor, cuts: Sequence[Cut], of: Operand) -> BlockLayout:
     if of.group_ends is not None and scale_of_group(x, cuts, of):
         return GroupedRows(x.shape, cuts, of.group_ends)
-    return Blocks(x.shape, cuts)
+    return BlockLayout(x.shape, cuts)
 
 
 def scale_of_group(x: Tensor, cuts: Sequence[Cut], of: Operand) -> bool:
@@ -248,7 +248,7 @@ def scale_of_group(x: Tensor, cuts: Sequence[Cut], of: Operand) -> bool:
     return of.group_ends is not None and cuts[0].size is None and len(cuts[0].dims) < x.ndim
 
 
-def _spread(bits: Tensor, x: Tensor, blocks: Blocks) -> Tensor:
+def _spread(bits: Tensor, x: Tensor, blocks: BlockLayout) -> Tensor:
     """Bits of samples in the shape that the blocks of ``x`` have; one width as it is."""
     return bits if bits.ndim == 0 else blocks.split(bits.expand(x.shape))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fractrain_fx.errors import InputError, near
 from fractrain_fx.formats.base import Reach
 from fractrain_fx.formats.bits import work_dtype
-from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
+from fractrain_fx.formats.microscaling.blocks import BlockLayout, Cut
 from fractrain_fx.formats.microscaling.eden import EDEN_PEAK, EDEN_TOP, round_by_eden
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, round_to_grid
 from fractrain_fx.formats.microscaling.scales import Scale, Scales, saturated, scales
@@ -95,7 +95,7 @@ class Scaling(NamedTuple):
 def round_blocks(
     x: Float[Tensor, "*dims"],
     grid: Grid,
-    blocks: Blocks,
+    blocks: BlockLayout,
     scaling: Scaling,
     *,
     stochastic: bool = False,
@@ -122,7 +122,7 @@ def round_blocks(
     return blocks.join(round_to_grid(scaled, grid, noise).mul_(up)).to(x.dtype)
 
 
-def scales_of_blocks(parts: Float[Tensor, "*blocks"], grid: Grid, blocks: Blocks, scaling: Scaling) -> Scales:
+def scales_of_blocks(parts: Float[Tensor, "*blocks"], grid: Grid, blocks: BlockLayout, scaling: Scaling) -> Scales:
     """The scale of each block; under MS-EDEN before it is corrected.
 
     Args:
@@ -145,7 +145,7 @@ def scales_of_blocks(parts: Float[Tensor, "*blocks"], grid: Grid, blocks: Blocks
     return Scales(*(torch.where(four, *pair) for pair in zip(to_four, to_six, strict=True)))
 
 
-def reach_of_blocks(x: Float[Tensor, "*dims"], grid: Grid, blocks: Blocks, scaling: Scaling) -> Reach:
+def reach_of_blocks(x: Float[Tensor, "*dims"], grid: Grid, blocks: BlockLayout, scaling: Scaling) -> Reach:
     """How far the levels of each block reach, and its scale, 0 for a block of zeros, which needs none.
 
     Arguments as those of :func:`round_blocks`.
@@ -162,7 +162,7 @@ def reach_of_blocks(x: Float[Tensor, "*dims"], grid: Grid, blocks: Blocks, scali
     return Reach((-end, end), (-least, least), up * (largest > 0), beyond)
 
 
-def _widest(largest: Tensor, blocks: Blocks, scaling: Scaling) -> Tensor | None:
+def _widest(largest: Tensor, blocks: BlockLayout, scaling: Scaling) -> Tensor | None:
     return None if scaling.stretch is None else blocks.over_stretches(largest, scaling.stretch, "largest")
 
 
@@ -171,7 +171,7 @@ class _FakeQuantize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid, cut: Cut, scale: Scale, stochastic: bool) -> Tensor:
-        rounded = round_blocks(x, grid, Blocks(x.shape, [cut]), Scaling(scale), stochastic=stochastic)
+        rounded = round_blocks(x, grid, BlockLayout(x.shape, [cut]), Scaling(scale), stochastic=stochastic)
         return x.clone() if rounded is x else rounded
 
     @staticmethod

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.targets import Reach
+from fractrain_fx.config.targets import CostReach
 from fractrain_fx.passes import MeterCost, reach_of
 from fractrain_fx.passes.analyse.trained import Place, follow_trained, places_of
 
@@ -29,7 +29,7 @@ class Frozen:
         self._places: list[Place] = places_of(graphs[0])
         self._flags = self._read()
 
-    def follow(self, reach: Reach | None, targets: Sequence[float]) -> Reach | None:
+    def follow(self, reach: CostReach | None, targets: Sequence[float]) -> CostReach | None:
         """Change ops and costs if parameters were frozen or unfrozen since the last call, and give the present reach.
 
         Warns of ``targets``, the cp of each stage in per cent, outside it.

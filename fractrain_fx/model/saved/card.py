@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
-from fractrain_fx.engine.course import Run
+from fractrain_fx.engine.course import SteeredRun
 from fractrain_fx.engine.rows import pure_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.model.state import ModelState
@@ -31,7 +31,7 @@ def loads_as_float(state: ModelState, packed: bool) -> bool:
 
 
 def card_text(
-    state: ModelState, run: Run | None, results: Mapping[str, float], name: str, *, macs: int, loads: bool
+    state: ModelState, run: SteeredRun | None, results: Mapping[str, float], name: str, *, macs: int, loads: bool
 ) -> str:
     """The text of a card; ``macs`` are the forward MACs of a sample.
 
@@ -56,7 +56,7 @@ def _front_matter(original: nn.Module, results: Mapping[str, float], name: str) 
     return "\n".join(["---", *lines, "---", f"\n# {type(original).__name__}, trained in fractional precision\n"])
 
 
-def _training(state: ModelState, run: Run | None, macs: int) -> str:
+def _training(state: ModelState, run: SteeredRun | None, macs: int) -> str:
     config = state.config
     pins = ", ".join(f"`{pin}`" for pin in config.pins)
     told = [

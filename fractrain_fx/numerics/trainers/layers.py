@@ -45,7 +45,7 @@ _TORCHTITAN: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Trainer:
+class ForeignTrainer:
     """What a trainer can do with a layer; ``write`` gives the text of its file, ``names`` its names for layers.
 
     It can run ops of these ``kinds``, all with a weight, in the low precisions ``low``.
@@ -58,11 +58,11 @@ class Trainer:
 
 
 _MATRICES = ("linear", "addmm")
-TRAINERS: Mapping[str, Trainer] = {
-    "torchtitan": Trainer(writers.torchtitan, names=_TORCHTITAN),
-    "megatron": Trainer(writers.megatron, _MATRICES, (_FP4, _FP8), _MEGATRON),
-    "transformer-engine": Trainer(writers.transformer_engine, _MATRICES, (_FP4, _FP8)),
-    "torchao": Trainer(writers.torchao),
+TRAINERS: Mapping[str, ForeignTrainer] = {
+    "torchtitan": ForeignTrainer(writers.torchtitan, names=_TORCHTITAN),
+    "megatron": ForeignTrainer(writers.megatron, _MATRICES, (_FP4, _FP8), _MEGATRON),
+    "transformer-engine": ForeignTrainer(writers.transformer_engine, _MATRICES, (_FP4, _FP8)),
+    "torchao": ForeignTrainer(writers.torchao),
 }
 """The trainers that a file can be written for."""
 
@@ -152,7 +152,7 @@ def layer_precisions(found: Sensitivities, budget: float | Precision | str, trai
     )
 
 
-def _unfit(op: MeasuredOp, trainer: Trainer) -> str | None:
+def _unfit(op: MeasuredOp, trainer: ForeignTrainer) -> str | None:
     """Why a trainer leaves an op in bf16 whatever the budget is."""
     if not op.weight or op.kind not in trainer.kinds:
         return "not a layer that it converts"
@@ -164,7 +164,9 @@ def _unfit(op: MeasuredOp, trainer: Trainer) -> str | None:
     return None
 
 
-def _merged(found: Sensitivities, trainer: Trainer, reasons: Mapping[str, str]) -> tuple[Sensitivities, dict[str, str]]:
+def _merged(
+    found: Sensitivities, trainer: ForeignTrainer, reasons: Mapping[str, str]
+) -> tuple[Sensitivities, dict[str, str]]:
     """The sensitivities of the trainer's layers, of which each may be several ops, and why some stay in bf16."""
     groups: dict[str, list[MeasuredOp]] = {}
     for op in found.ops:

@@ -15,7 +15,7 @@ from fractrain_fx.capture.trees import map_tensors
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.facts import facts
-from fractrain_fx.passes.graph.run import Watch
+from fractrain_fx.passes.graph.run import ValueViewer
 
 __all__ = ["Fold", "folds_by_change", "folds_by_origin"]
 
@@ -69,7 +69,7 @@ def folds_by_origin(
     found: dict[Node, BatchAxis | None] = {}
     origins: dict[Node, Any] = {}
 
-    class Follow(Watch):
+    class Follow(ValueViewer):
         def run_node(self, n: Node) -> Any:
             origin = _moved(self, n, origins) if _moves(n, origins) else None
             value = super().run_node(n)
@@ -96,7 +96,7 @@ def _moves(node: Node, origins: Mapping[Node, Any]) -> bool:
     return name in _MOVES and any(source in origins for source in node.all_input_nodes)
 
 
-def _moved(run: Watch, node: Node, origins: Mapping[Node, Any]) -> Any:
+def _moved(run: ValueViewer, node: Node, origins: Mapping[Node, Any]) -> Any:
     """The result of a node's call on sample numbers instead of values."""
     flat, spec = tree_flatten((node.args, node.kwargs), is_leaf=lambda x: isinstance(x, Node))
     values: Any = run.map_nodes_to_values(tuple(flat), node)
@@ -211,5 +211,5 @@ def _values(graph_module: GraphModule, inputs: list[Any], wanted: Collection[Nod
             values[node] = value.clone()
 
     with seeded():  # so that random draws do not differ between the two runs
-        Watch(graph_module, keep).run(*inputs)
+        ValueViewer(graph_module, keep).run(*inputs)
     return values

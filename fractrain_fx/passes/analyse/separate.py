@@ -18,7 +18,7 @@ from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes.analyse.shapes import examples_of
 from fractrain_fx.passes.graph.branches import Part, ends_of, inseparable, part_of, skippable
 from fractrain_fx.passes.graph.facts import Block, facts
-from fractrain_fx.passes.graph.run import Watch, evaluating
+from fractrain_fx.passes.graph.run import ValueViewer, evaluating
 
 __all__ = ["FindSeparableBlocks"]
 
@@ -62,7 +62,7 @@ class FindSeparableBlocks(PassBase):
         grown: dict[Node, Any] = {}
         with evaluating(graph_module), torch.no_grad(), seeded():
             batch = resize_batch(examples, size + 1, self.batch_axis)
-            Watch(graph_module, lambda node, value: grown.update(_plain(node, value))).run(*batch)
+            ValueViewer(graph_module, lambda node, value: grown.update(_plain(node, value))).run(*batch)
             _Trial(graph_module, ends, grown, size).run(*resize_batch(examples, size, self.batch_axis))
 
 

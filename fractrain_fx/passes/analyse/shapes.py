@@ -18,7 +18,7 @@ from fractrain_fx.passes.analyse.folds import Fold, folds_by_change, folds_by_or
 from fractrain_fx.passes.analyse.trained import find_trained
 from fractrain_fx.passes.graph.edit import varying
 from fractrain_fx.passes.graph.facts import FIXED_BATCH, facts, fixed_batch
-from fractrain_fx.passes.graph.run import Watch, evaluating
+from fractrain_fx.passes.graph.run import ValueViewer, evaluating
 
 __all__ = ["Shapes", "examples_of"]
 
@@ -56,13 +56,13 @@ class Shapes(PassBase):
         packed, grown = self._kind(graph_module, examples)
         if not grown:
             # Samples cannot be told apart: gates choose once for all, and the cost of a call is divided among them.
-            Watch(graph_module, _annotate).run(*_tracked(examples))
+            ValueViewer(graph_module, _annotate).run(*_tracked(examples))
             for node in varying(graph_module.graph):
                 facts(node).samples, facts(node).batch = batch_size(examples, self.batch_axis), BatchAxis(whole=True)
             return True
         size = self._samples(examples, packed)
         batch = resize_batch(examples, size, self.batch_axis, packed=packed)
-        Watch(graph_module, _annotate).run(*_tracked(batch))
+        ValueViewer(graph_module, _annotate).run(*_tracked(batch))
         folded: dict[Node, Fold] = {}
         for node, other in grown.items():
             place = _growing(facts(node).shape or (), other, size)
@@ -94,7 +94,7 @@ class Shapes(PassBase):
 
         try:
             with torch.no_grad():
-                Watch(graph_module, measure).run(*grown)
+                ValueViewer(graph_module, measure).run(*grown)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             return {}
         return shapes

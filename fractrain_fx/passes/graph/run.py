@@ -17,7 +17,7 @@ from fractrain_fx.capture import WRITTEN, RecordedModule
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import FracTrainError
 
-__all__ = ["Watch", "evaluating", "run_passes"]
+__all__ = ["ValueViewer", "evaluating", "run_passes"]
 
 
 def run_passes(graph_module: RecordedModule, passes: Iterable[PassBase]) -> None:
@@ -34,7 +34,7 @@ def run_passes(graph_module: RecordedModule, passes: Iterable[PassBase]) -> None
         raise
 
 
-class Watch(Interpreter):
+class ValueViewer(Interpreter):
     """Run a graph and show each value to ``see`` the moment it is made (later nodes may change it in place)."""
 
     def __init__(self, graph_module: GraphModule, see: Callable[[Node, Any], None]) -> None:

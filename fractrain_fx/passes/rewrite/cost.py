@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.targets import Reach
+from fractrain_fx.config.targets import CostReach
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.cost import CostMeter, CostRow, OpCost
 from fractrain_fx.nn.needed_bits import MeasuringGradientQuantizer
@@ -130,7 +130,7 @@ def op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost
     return OpCost(op.training_macs, weight, recipe.least, recipe.by_product)
 
 
-def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:
+def reach_of(graph_module: GraphModule, config: FracConfig) -> CostReach:
     """What the gates of a graph can choose, and what its scheduled ops cost."""
     gated = full = low = high = 0.0
     scheduled: list[OpCost] = []
@@ -150,7 +150,7 @@ def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:
         option: sum(sum(cost.spent(option, config.gate_weight_bits)) for cost in scheduled)
         for option in config.precision_stages
     }
-    return Reach((low, high), gated, full, spent)
+    return CostReach((low, high), gated, full, spent)
 
 
 def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Paths]]:

@@ -10,7 +10,7 @@ import altair as alt
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
-from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Rendering
 from fractrain_fx.report.spec import Spec, map_height, names, plain, span
 
 __all__ = ["allocations"]
@@ -65,8 +65,8 @@ def _epochs(gated: Sequence[Run], asked: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _allocation(run: Run, table: str, epochs: Sequence[int]) -> Figure:
-    def at(epoch: int) -> Variant:
-        return Variant(_options_chart(table, run.options, epoch), (table,), f"{run.name}: options chosen")
+    def at(epoch: int) -> Rendering:
+        return Rendering(_options_chart(table, run.options, epoch), (table,), f"{run.name}: options chosen")
 
     last = run.stages[-1].last
     plots = {str(epoch): at(epoch) for epoch in epochs if epoch <= last}
@@ -85,7 +85,7 @@ def _allocation(run: Run, table: str, epochs: Sequence[int]) -> Figure:
 
 
 def _map(run: Run, table: str, top: float) -> Figure:
-    variant = Variant(_bits_chart(table, _blocks(run), top), (table,), f"{run.name}: mean forward bits, all epochs")
+    variant = Rendering(_bits_chart(table, _blocks(run), top), (table,), f"{run.name}: mean forward bits, all epochs")
     return Figure(
         key=table,
         summary=f"A map of {_blocks(run)} blocks by {len(run.records)} epochs: mean bits of the forward pass.",

@@ -9,7 +9,7 @@ import altair as alt
 
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
-from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant, width_of
+from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Rendering, width_of
 from fractrain_fx.report.spec import BAR, Spec, names, number_format, plain
 from fractrain_fx.report.theme import PATH_COLOURS
 
@@ -40,7 +40,7 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
             amounts = f"{total['macs']:.4g} MACs, {total['joules']:.4g} J, {total['seconds']:.4g} s"
             totals.append(f"{run.name}: {amounts}.")
     variants = {
-        f"{quantity}-{scope}": Variant(
+        f"{quantity}-{scope}": Rendering(
             _paths_chart(quantity, f"paths-{scope}", len(members[scope])),
             (f"paths-{scope}",),
             f"By path: {title}, {told}",
@@ -61,7 +61,7 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
         slug = slugs[run.name]
         rows = len({row["block"] for row in tables[f"blocks-end-{slug}"]})
         own = {
-            f"{quantity}-{scope}": Variant(
+            f"{quantity}-{scope}": Rendering(
                 _blocks_chart(quantity, f"blocks-{scope}-{slug}", tops[quantity, scope], rows),
                 (f"blocks-{scope}-{slug}",),
                 f"{run.name} by block: {title}, {told}",

@@ -8,7 +8,7 @@ import altair as alt
 
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
-from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+from fractrain_fx.report.sheet import Column, Figure, Panel, Rendering
 from fractrain_fx.report.spec import Spec, names, plain, run_colour
 
 __all__ = ["by_input"]
@@ -35,7 +35,7 @@ def by_input(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Ma
                 Column("configurations", "configurations", "d"),
                 Column("commonest", "most frequent configuration, % of samples", "f1"),
             ),
-            variants={"": Variant(_information_chart(shown), ("information",), "choice by input, every epoch")},
+            variants={"": Rendering(_information_chart(shown), ("information",), "choice by input, every epoch")},
         )
     ]
     for run in gated:
@@ -58,7 +58,7 @@ def _pictures(run: Run, table: str, rows: Sequence[frames.Row]) -> Figure:
         key=table,
         summary=f"{run.name}: test images from the cheapest (cp {low:.2f} %) and from the dearest (cp {high:.2f} %).",
         columns=(Column("end", "images with"), Column("place", "place", "d"), Column("cp", "cp, %", "g4")),
-        variants={"": Variant(_samples_chart(table), (table,), f"{run.name}: cheapest and dearest test images")},
+        variants={"": Rendering(_samples_chart(table), (table,), f"{run.name}: cheapest and dearest test images")},
     )
 
 

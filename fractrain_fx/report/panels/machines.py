@@ -8,7 +8,7 @@ import altair as alt
 
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
-from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+from fractrain_fx.report.sheet import Column, Figure, Panel, Rendering
 from fractrain_fx.report.spec import BAR, Spec, names, plain, run_colour
 from fractrain_fx.summary.numbers import plain_number, time_unit
 
@@ -46,7 +46,7 @@ def machines(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Ma
         summary=f"Bars: time of each run on each machine as a share of float32. {told}.",
         columns=_COLUMNS,
         variants={
-            "": Variant(_chart([run.name for run in finished], top, len(rows)), ("machines",), "Time of training")
+            "": Rendering(_chart([run.name for run in finished], top, len(rows)), ("machines",), "Time of training")
         },
     )
     return Panel(

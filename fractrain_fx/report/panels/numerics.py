@@ -11,7 +11,7 @@ from fractrain_fx.numerics import WatchedStep, read_steps
 from fractrain_fx.numerics.records import FILE
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
-from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Rendering
 from fractrain_fx.report.spec import Spec, map_height, names, plain, span
 
 __all__ = ["numerics"]
@@ -63,7 +63,7 @@ def _map(run: Run, table: str, ops: int, steps: int) -> Figure:
         key=table,
         summary=f"A map of {ops} ops by {steps} watched steps: the least SQNR of the op's operands.",
         columns=(Column("sqnr", "least SQNR, dB", "f1"),),
-        variants={"": Variant(_map_chart(table, ops), (table,), f"{run.name}: least SQNR of each op")},
+        variants={"": Rendering(_map_chart(table, ops), (table,), f"{run.name}: least SQNR of each op")},
         pivot=("op", "end", "sqnr"),
         picks=("op", "op"),
     )
@@ -81,7 +81,7 @@ def _curves(run: Run, table: str, ops: Sequence[str]) -> list[Figure]:
             summary=f"Curves over the watched steps, one for each operand of the chosen op: {title}.",
             columns=_CURVES,
             variants={
-                op: Variant(_curves_chart(table, op, field, axis, scale), (table,), f"{run.name}, {op}: {title}")
+                op: Rendering(_curves_chart(table, op, field, axis, scale), (table,), f"{run.name}, {op}: {title}")
                 for op in ops
             },
             width="half",

@@ -15,7 +15,7 @@ from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.numerics.sensitivity.result import FILE
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
-from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+from fractrain_fx.report.sheet import Column, Figure, Panel, Rendering
 from fractrain_fx.report.spec import Spec, map_height, names, plain
 from fractrain_fx.training.settings import RunSettings
 
@@ -58,7 +58,7 @@ def _map(run: Run, table: str, ops: int, title: str, *, noise: bool) -> Figure:
         key=table,
         summary=f"A heat map of {ops} ops by width: {title} for {what}.",
         columns=(Column("value", title, "g3"),),
-        variants={"": Variant(_chart(table, ops, title, percent=noise), (table,), f"{run.name}: {what}, {title}")},
+        variants={"": Rendering(_chart(table, ops, title, percent=noise), (table,), f"{run.name}: {what}, {title}")},
         pivot=("op", "column", "value"),
         width="half",
     )

@@ -9,7 +9,7 @@ import altair as alt
 
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
-from fractrain_fx.report.sheet import Column, Figure, Panel, Variant, width_of
+from fractrain_fx.report.sheet import Column, Figure, Panel, Rendering, width_of
 from fractrain_fx.report.spec import BAR, Spec, plain, run_colour, span
 
 __all__ = ["stages"]
@@ -36,7 +36,9 @@ def stages(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapp
             key=f"cost-{slugs[run.name]}",
             summary=_stage_story(run),
             columns=columns,
-            variants={"": Variant(_epochs_chart(run, top), ("epochs", "segments"), f"{run.name}: cost of each epoch")},
+            variants={
+                "": Rendering(_epochs_chart(run, top), ("epochs", "segments"), f"{run.name}: cost of each epoch")
+            },
             where={"run": [run.name]},
             width=width_of(len(runs)),
         )
@@ -63,7 +65,7 @@ def stages(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapp
         if any(row[field] is not None for row in rows):
             told = ", ".join(f"{row['run']} {row['stage']}: {row[field]:.4g}" for row in rows if row[field] is not None)
             bars = sum(row[field] is not None for row in rows)
-            variant = Variant(_stages_chart(field, title, names, bars), ("stages",), heading)
+            variant = Rendering(_stages_chart(field, title, names, bars), ("stages",), heading)
             key = f"stages-{field.replace('_', '-')}"
             figures.append(Figure(key, f"Bars: {title}. {told}.", stage_columns, {"": variant}, width="third"))
     notes = []

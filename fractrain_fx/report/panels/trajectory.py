@@ -8,7 +8,7 @@ import altair as alt
 
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run
-from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Rendering
 from fractrain_fx.report.spec import Spec, number_format, plain, run_colour
 from fractrain_fx.training.log.records import EpochRecord
 
@@ -55,7 +55,7 @@ def trajectories(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs
                 turning=any(run.turning_points for run in shown),
             )
             against = _AXES[axis].partition(",")[0]
-            variants[axis] = Variant(spec, ("epochs",), f"{heading[0].upper()}{heading[1:]} against {against}")
+            variants[axis] = Rendering(spec, ("epochs",), f"{heading[0].upper()}{heading[1:]} against {against}")
         columns = (
             Column("run", "run"),
             Column("epoch", "epoch", "d"),

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.microscaling import ELEMENTS, fake_quantize
-from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
+from fractrain_fx.formats.microscaling.blocks import BlockLayout, Cut
 from fractrain_fx.formats.microscaling.quantize import Scaling, round_blocks
 from tests.formats.microscaling.values import tensors
 
@@ -77,10 +77,10 @@ def test_a_row_and_a_tensor_may_have_one_scale() -> None:
 def test_square_blocks_share_a_scale_over_both_dimensions() -> None:
     w = torch.randn(20, 40) * torch.logspace(0, 3, 40)
     grid = ELEMENTS["e2m1"].grid
-    found = round_blocks(w, grid, Blocks(w.shape, [Cut((0,), 16), Cut((1,), 16)]), Scaling("e8m0"))
-    turned = round_blocks(w.t(), grid, Blocks(w.t().shape, [Cut((0,), 16), Cut((1,), 16)]), Scaling("e8m0"))
+    found = round_blocks(w, grid, BlockLayout(w.shape, [Cut((0,), 16), Cut((1,), 16)]), Scaling("e8m0"))
+    turned = round_blocks(w.t(), grid, BlockLayout(w.t().shape, [Cut((0,), 16), Cut((1,), 16)]), Scaling("e8m0"))
     assert torch.equal(found, turned.t())
-    corner = round_blocks(w[16:, 32:], grid, Blocks((4, 8), [Cut((0, 1), None)]), Scaling("e8m0"))
+    corner = round_blocks(w[16:, 32:], grid, BlockLayout((4, 8), [Cut((0, 1), None)]), Scaling("e8m0"))
     assert torch.equal(found[16:, 32:], corner)
 
 
@@ -123,7 +123,7 @@ class TestEveryFormat:
         x = torch.randn(4, 64)
         grid, cuts = ELEMENTS[str(how["element"])].grid, [Cut((1,), 32)]
         again = [
-            round_blocks(x, grid, Blocks(x.shape, cuts), Scaling("e8m0"), stochastic=True, seed=torch.tensor(seed))
+            round_blocks(x, grid, BlockLayout(x.shape, cuts), Scaling("e8m0"), stochastic=True, seed=torch.tensor(seed))
             for seed in (1, 1, 2)
         ]
         assert torch.equal(again[0], again[1]) and not torch.equal(again[0], again[2])
