@@ -36,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code(interrupt)
 
 
-def _command(given: list[str]) -> int:
+def _command(argv: list[str]) -> int:
     from fractrain_fx.cli.parser import make_parser
 
-    arguments = make_parser().parse_args(given).as_dict()
+    arguments = make_parser().parse_args(argv).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
-    chosen["given"] = given
+    chosen["given"] = argv
     commands: dict[str, Callable[[dict[str, Any]], int | None]] = {
         "train": _train,
         "plan": partial(_show, rewrite=False),
@@ -140,8 +140,8 @@ def _run(arguments: dict[str, Any]) -> int:
     if trainer.is_main:
         console.print(results_table([result]))
         console.print(f"run folder: {out}", highlight=False, soft_wrap=True)
-        if told := deployment(out, trainer.model):
-            console.print(told, highlight=False, markup=False, soft_wrap=True)
+        if hint := deployment(out, trainer.model):
+            console.print(hint, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -163,9 +163,9 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> None:
 
     if not rewrite and arguments["batch"] is not None and arguments["machine"] is None:
         raise ConfigError("--batch is the batch of a step on a machine: add --machine NAME, or leave it out")
-    model, given = _built(arguments)
+    model, options = _built(arguments)
     if rewrite:
-        rewritten = fractrainify(model, **given)
+        rewritten = fractrainify(model, **options)
         summary = summarize(rewritten)
         if arguments["draw"] is not None:
             from fractrain_fx.drawing import draw
@@ -175,7 +175,7 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> None:
             print(f"drawn: {', '.join(map(str, files))}", file=sys.stderr)
     else:
         where = {"machine": arguments["machine"], "batch": 128 if arguments["batch"] is None else arguments["batch"]}
-        summary = plan(model, **given, **where)
+        summary = plan(model, **options, **where)
     if arguments["json"]:
         print(json.dumps(summary.to_dict(), default=str))
     else:
@@ -198,13 +198,13 @@ def _compare(arguments: dict[str, Any]) -> None:
     from fractrain_fx.numerics import compare
     from fractrain_fx.training.log import new_console
 
-    model, given = _built(arguments)
+    model, options = _built(arguments)
     bound = {} if arguments["bound"] is None else {"bound": arguments["bound"]}
-    found = compare(fractrainify(model, **given), given["example_kwargs"] or given["example_inputs"], **bound)
+    result = compare(fractrainify(model, **options), options["example_kwargs"] or options["example_inputs"], **bound)
     if arguments["json"]:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(result.to_dict()))
     else:
-        new_console().print(found)
+        new_console().print(result)
 
 
 def _machines(arguments: dict[str, Any]) -> None:

@@ -74,8 +74,8 @@ def _model_in(run: Path, name: str | None) -> tuple[FracModel, BuiltModel | None
     from fractrain_fx.model.saved.named import architecture_in
     from fractrain_fx.training.models import build_model
 
-    made = architecture_in(run) if name is None else build_model(name).model
-    return FracModel.from_pretrained(run, model=made).eval(), None
+    architecture = architecture_in(run) if name is None else build_model(name).model
+    return FracModel.from_pretrained(run, model=architecture).eval(), None
 
 
 def _batches(built: BuiltModel) -> list[Any]:
@@ -85,11 +85,11 @@ def _batches(built: BuiltModel) -> list[Any]:
     from fractrain_fx.training.data import make_loader
     from fractrain_fx.training.data.loader import Share
 
-    found: list[Any] = []
+    batches: list[Any] = []
     for inputs, targets in islice(make_loader(built.data, Share(_SIZE, 0, torch.device("cpu"))).test(), _BATCHES):
         if built.input_name is None:
-            found.append((inputs, targets))
+            batches.append((inputs, targets))
         else:  # language models of transformers shift labels themselves
             labels = inputs if built.data.task == "language" else targets
-            found.append({built.input_name: inputs, "labels": labels})
-    return found
+            batches.append({built.input_name: inputs, "labels": labels})
+    return batches

@@ -59,18 +59,18 @@ def _told(message: str, parser: ArgumentParser) -> Iterator[str]:
     _, unknown, words = message.partition("unrecognized arguments: ")
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
-        given = words.split(" ")
-        flags = [word.partition("=")[0] for word in given if word.startswith("-")]
+        parts = words.split(" ")
+        flags = [word.partition("=")[0] for word in parts if word.startswith("-")]
         yield from (f"{flag} is unknown.{as_setting(flag) or near(flag, known, 1)}" for flag in flags)
         if not flags:
-            yield f"{' '.join(given)!r} belongs to no flag"
-    elif found := _BAD_VALUE.search(message):
-        name, kind, value = found.groups()
+            yield f"{' '.join(parts)!r} belongs to no flag"
+    elif match := _BAD_VALUE.search(message):
+        name, kind, value = match.groups()
         flag = "--" + name.rpartition(" ")[2].replace("_", "-")
         yield f"{flag} {value.strip()} is not {_KINDS.get(kind, kind)}"
-    elif found := _BAD_CHOICE.search(message):
-        word, choices = found.groups()
-        known = [each.strip("'") for each in choices.split(", ")]
+    elif match := _BAD_CHOICE.search(message):
+        word, choices = match.groups()
+        known = [choice.strip("'") for choice in choices.split(", ")]
         yield f"{word!r} is unknown: write one of {', '.join(known)}.{near(word, known)}"
     elif "are required: " in message:
         names = message.rpartition(": ")[2].split(", ")

@@ -44,21 +44,21 @@ def show_sensitivity(arguments: dict[str, Any]) -> None:
     if source.suffix == ".json":
         if arguments["batches"] is not None:
             raise ConfigError(f"{source} was measured before, so that --batches changes nothing: leave it out")
-        found = Sensitivities.from_json(source)
+        sensitivities = Sensitivities.from_json(source)
     else:
         batches = 8 if arguments["batches"] is None else arguments["batches"]
         if batches < 1:
             raise ConfigError(f"--batches {batches} must be at least 1: the training batches to measure on")
-        found = measure_run(source, batches)
-        found.to_json(source / FILE)
+        sensitivities = measure_run(source, batches)
+        sensitivities.to_json(source / FILE)
     console = new_console()
-    console.print(found)
+    console.print(sensitivities)
     if arguments["out"] is not None:
-        found.to_json(arguments["out"])
+        sensitivities.to_json(arguments["out"])
     if arguments["draw"] is not None:
-        found.to_svg(arguments["draw"])
+        sensitivities.to_svg(arguments["draw"])
     if budget is not None:
-        chosen = _allocated(found, budget, arguments["stages"])
+        chosen = _allocated(sensitivities, budget, arguments["stages"])
         console.print(chosen)
         if source.is_dir():
             chosen.to_yaml(source / ALLOCATION)
@@ -66,7 +66,7 @@ def show_sensitivity(arguments: dict[str, Any]) -> None:
             chosen.to_yaml(arguments["allocation"])
         if arguments["write"] is not None:
             trainer, path = arguments["write"]
-            layers = layer_precisions(found, _budget(budget), trainer)
+            layers = layer_precisions(sensitivities, _budget(budget), trainer)
             console.print(str(layers))
             layers.write(path)
 
@@ -90,17 +90,17 @@ def measure_run(folder: Path, batches: int) -> Sensitivities:
 
 def _device(name: str) -> torch.device:
     """The device that a run's settings name; the CPU if this machine does not have it."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found if found is not None and name in ("auto", found.type) else torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator if accelerator is not None and name in ("auto", accelerator.type) else torch.device("cpu")
 
 
-def _allocated(found: Sensitivities, text: str, stages: int | None) -> Allocation | StagedAllocation:
+def _allocated(sensitivities: Sensitivities, text: str, stages: int | None) -> Allocation | StagedAllocation:
     """The widths under a budget: a number, or the price of a precision or of stages."""
     if "(" in text:
-        given = PrecisionStages.parse(text)
-        return allocate(found, given, stages=len(given.stages) if stages is None else stages)
+        precisions = PrecisionStages.parse(text)
+        return allocate(sensitivities, precisions, stages=len(precisions.stages) if stages is None else stages)
     budget = _budget(text)
-    return allocate(found, budget) if stages is None else allocate(found, budget, stages=stages)
+    return allocate(sensitivities, budget) if stages is None else allocate(sensitivities, budget, stages=stages)
 
 
 def _budget(text: str) -> float | str:

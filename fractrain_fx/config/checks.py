@@ -68,7 +68,7 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
 
 def _check_used(config: FracConfig) -> None:
     """Refuse a setting that would change nothing."""
-    defaults = {each.name: each for each in fields(config)}
+    defaults = {field.name: field for field in fields(config)}
     for name, (kind, readers) in _READERS.items():
         chosen, value, field = getattr(config, kind), getattr(config, name), defaults[name]
         default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -84,8 +84,8 @@ def _shown(name: str, value: Any, default: Any) -> str:
     if isinstance(value, CostTargets):
         return f"{name}={list(value.per_cent)}"
     if isinstance(value, GateConfig | AffineConfig):
-        pairs = [(each.name, getattr(value, each.name), getattr(default, each.name)) for each in fields(value)]
-        return ", ".join(f"{name}.{part}={given!r}" for part, given, usual in pairs if given != usual)
+        pairs = [(field.name, getattr(value, field.name), getattr(default, field.name)) for field in fields(value)]
+        return ", ".join(f"{name}.{part}={setting!r}" for part, setting, usual in pairs if setting != usual)
     return f"{name}={', '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
@@ -173,7 +173,7 @@ def _unfit_torchao(config: FracConfig) -> str | None:
             "method='static' or 'pfq', or leave it out"
         )
     recipes = [config.product_recipe, *(pin.product_recipe for pin in config.pins)]
-    if not {name for each in recipes if each is not None for name in each.formats} & set(TORCHAO_FORMATS):
+    if not {name for recipe in recipes if recipe is not None for name in recipe.formats} & set(TORCHAO_FORMATS):
         return (
             f"run.torchao=True computes in formats {', '.join(TORCHAO_FORMATS)}, not in {config.format!r}: write one "
             "of these, or leave it out"

@@ -130,7 +130,7 @@ class FracConfig:
             return None
         if self.recipe is not None:
             return recipe_of(self.recipe)
-        narrow = self.scheduled and any(each.bw < CODE_BITS for each in self.precision_stages)
+        narrow = self.scheduled and any(stage.bw < CODE_BITS for stage in self.precision_stages)
         return usual_recipe(self.format, narrow=narrow)
 
     @property
@@ -164,9 +164,9 @@ class FracConfig:
         if not self.run.uses_codes or self.method == "float" or not fits:
             return False
         steered = self.gate_options if self.gated else self.precision_stages
-        weights = [self.gate_weight_bits] if self.gated else [each.fw for each in steered]
-        fits = min(weights) <= CODE_BITS and any(0 < each.fw <= CODE_BITS for each in steered)
-        return fits or any(each.fw <= CODE_BITS for pin in self.pins for each in pin.stages)
+        weights = [self.gate_weight_bits] if self.gated else [precision.fw for precision in steered]
+        fits = min(weights) <= CODE_BITS and any(0 < precision.fw <= CODE_BITS for precision in steered)
+        return fits or any(stage.fw <= CODE_BITS for pin in self.pins for stage in pin.stages)
 
     @property
     def windows(self) -> int | None:

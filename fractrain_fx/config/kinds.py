@@ -61,21 +61,21 @@ def require_numbers(name: str, value: Any, example: str, *, whole: bool = False)
     """Raise a ``ConfigError`` for anything but a list of numbers, or of whole numbers."""
     require_sequence(name, value, example)
     kind = Integral if whole else Real
-    if not all(isinstance(each, kind) and not isinstance(each, bool) for each in value):
+    if not all(isinstance(number, kind) and not isinstance(number, bool) for number in value):
         raise ConfigError(f"{name}={value!r} must be {'whole ' if whole else ''}numbers: write {name}={example}")
 
 
 def _fields(settings: type) -> Iterator[tuple[str, Any, bool]]:
     """Name, kind and whether it may be ``None``, of each field to check."""
-    own = {f.name for f in fields(settings)}
+    names = {f.name for f in fields(settings)}
     for name, hint in get_type_hints(settings).items():
         choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds = [each for each in choices if each is not NoneType]
-        if name not in own or len(kinds) != 1:
+        kinds = [choice for choice in choices if choice is not NoneType]
+        if name not in names or len(kinds) != 1:
             continue
         if kinds[0] in _WORDS or is_dataclass(kinds[0]) or get_origin(kinds[0]) is Literal:
             yield name, kinds[0], len(choices) > 1
 
 
 def _example(value: Any) -> str:
-    return ", ".join(f"{key}={each!r}" for key, each in value.items()) if isinstance(value, Mapping) else "..."
+    return ", ".join(f"{key}={item!r}" for key, item in value.items()) if isinstance(value, Mapping) else "..."

@@ -69,7 +69,7 @@ class Pin:
                 raise ConfigError(f"{self._shown()} does not say its bits: write 'FW-8/BW-8' after the pattern")
             object.__setattr__(self, "precision", _USUAL[name])
         object.__setattr__(self, "precision", _read(self.precision))
-        if any(each.skips for each in self.stages):
+        if any(stage.skips for stage in self.stages):
             raise ConfigError(f"Pin({self.pattern!r}) at {self.precision} would remove the op: write 2 bits or more")
         if self.format in ("bfloat16", "float") and self.precision != _USUAL[self.format]:
             raise ConfigError(f"{self._shown()} has bits of its own: leave {self.precision} out")
@@ -104,7 +104,9 @@ class Pin:
             return recipe_of(self.recipe)
         if self.number_format not in BLOCK_FORMATS:
             return None
-        return usual_recipe(self.number_format or "", narrow=min(each.bw for each in self.stages) < _USUAL["mxfp8"].bw)
+        return usual_recipe(
+            self.number_format or "", narrow=min(stage.bw for stage in self.stages) < _USUAL["mxfp8"].bw
+        )
 
     @property
     def named(self) -> str:
@@ -116,8 +118,8 @@ class Pin:
     @classmethod
     def parse(cls, text: str) -> Pin:
         """Read ``last=FW-8/BW-16``, ``last=FW(4,8)/BW(8,8)``, ``last=mxfp8`` or ``last=mx:FW-4/BW-8``."""
-        pattern, found, value = text.rpartition("=")
-        if not found:
+        pattern, equals, value = text.rpartition("=")
+        if not equals:
             raise ConfigError(
                 f"{text!r} is not a rule: write PATTERN=PRECISION, for example 'depthwise=FW-8/BW-16', or "
                 "PATTERN=FORMAT, such as 'last=bfloat16' or 'last=mx:FW-4/BW-8'"
@@ -147,8 +149,8 @@ class Pin:
 
     def _shown(self) -> str:
         named = {"format": self.format, "recipe": self.recipe}
-        given = ", ".join(f"{key}={value!r}" for key, value in named.items() if value is not None)
-        return f"Pin({self.pattern!r}{', ' if given else ''}{given})"
+        text = ", ".join(f"{key}={value!r}" for key, value in named.items() if value is not None)
+        return f"Pin({self.pattern!r}{', ' if text else ''}{text})"
 
 
 def _read(precision: Any) -> Precision | PrecisionStages:

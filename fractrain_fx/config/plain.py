@@ -46,7 +46,7 @@ def plain_values(config: FracConfig) -> dict[str, Any]:
 def _plain_fields(group: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
-            return [plain(each) for each in value]
+            return [plain(item) for item in value]
         return str(value) if isinstance(value, Steps | Tokens) else value
 
     return {f.name: plain(getattr(group, f.name)) for f in fields(group)}
@@ -59,17 +59,17 @@ def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, 
         ConfigError: a key is not a field (the message offers near names), or a pin is not a rule.
     """
     known_keys(cls, values)
-    given = dict(values)
+    arguments = dict(values)
     for name, kind in (GROUPS | {"targets": CostTargets}).items():
-        if isinstance(given.get(name), Mapping):
-            known_keys(kind, given[name])
-            given[name] = kind(**given[name])
-    if given.get("pins") is not None:
-        require_sequence("pins", given["pins"], _PINS)
-        given["pins"] = tuple(map(_pin, given["pins"]))
-    elif "pins" in given:
-        given["pins"] = ()
-    return given
+        if isinstance(arguments.get(name), Mapping):
+            known_keys(kind, arguments[name])
+            arguments[name] = kind(**arguments[name])
+    if arguments.get("pins") is not None:
+        require_sequence("pins", arguments["pins"], _PINS)
+        arguments["pins"] = tuple(map(_pin, arguments["pins"]))
+    elif "pins" in arguments:
+        arguments["pins"] = ()
+    return arguments
 
 
 def changed_fields(config: FracConfig, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Recipe:
         check_kinds(self)
         if self.forward.rows is not None or self.weight_gradient.rows is not None:
             raise ConfigError("rows goes with input_gradient, whose result has the rows of g")
-        if self.forward.hadamard is not None and any(each.second.again for each in self.products):
+        if self.forward.hadamard is not None and any(product.second.again for product in self.products):
             raise ConfigError(
                 "again rounds what the forward product multiplied, which its hadamard mixes: leave one out"
             )
@@ -185,24 +185,24 @@ def _check_operands(name: ProductName, product: ProductRecipe, format: str) -> N
     """Raise a ``ConfigError`` for settings of a product's operands that change nothing in a format."""
     operands, own_blocks = (product.first, product.second), format in ("mx", "nvfp4")
     weightless = operands if name == "weight_gradient" else operands[:1]
-    if own_blocks and any(each.square for each in weightless):
+    if own_blocks and any(operand.square for operand in weightless):
         raise ConfigError("square goes with weights: the second operands of forward and input_gradient")
     if product.first.again or (name == "forward" and product.second.again):
         raise ConfigError("again goes with the second operands of both gradients: w of one and x of the other")
-    for each in operands:
-        if format == "fp8" and each.square and each.block is None:
+    for operand in operands:
+        if format == "fp8" and operand.square and operand.block is None:
             raise ConfigError("square changes nothing under format 'fp8' without blocks: write their length as block")
-        if format == "nvfp4" and each.square and each.block:
+        if format == "nvfp4" and operand.square and operand.block:
             raise ConfigError("square and block do not go together under format 'nvfp4': leave one of them out")
-        if own_blocks and (each.per_row or (each.block and format == "mx")):
-            word = "per_row" if each.per_row else "block"
+        if own_blocks and (operand.per_row or (operand.block and format == "mx")):
+            word = "per_row" if operand.per_row else "block"
             raise ConfigError(f"{word} changes nothing under format {format!r}, which has blocks of its own")
-        if format != "nvfp4" and each.scales_apart:
-            word = "eden" if each.eden else "four_over_six"
+        if format != "nvfp4" and operand.scales_apart:
+            word = "eden" if operand.eden else "four_over_six"
             raise ConfigError(f"{word} goes with format 'nvfp4'")
-        if each.eden and (name == "forward" or product.hadamard is None):
+        if operand.eden and (name == "forward" or product.hadamard is None):
             raise ConfigError("eden goes with gradients that have a Hadamard transform: write hadamard=128")
-        if format in ("nvfp4", "int") and each.eight != "e4m3":
+        if format in ("nvfp4", "int") and operand.eight != "e4m3":
             raise ConfigError(f"eight changes nothing under format {format!r}, which has no such element")
 
 

@@ -154,7 +154,7 @@ def recipe_of(value: Any) -> Recipe:
 
 def named(recipe: Recipe) -> str | Recipe:
     """The name of a recipe in use; any other recipe as it is."""
-    return next((name for name, each in RECIPES.items() if each == recipe), recipe)
+    return next((name for name, known in RECIPES.items() if known == recipe), recipe)
 
 
 def usual_recipe(format: str, *, narrow: bool = False) -> Recipe:
@@ -177,13 +177,13 @@ def widths_of(recipe: Recipe, *precisions: Precision, weight_bits: int | None = 
         precisions: its stages or options.
         weight_bits: bits of weights that have bits of their own.
     """
-    for precision in (each for each in precisions if not each.skips):
+    for precision in (precision for precision in precisions if not precision.skips):
         for product, name in zip(PRODUCTS, recipe.formats, strict=True):
             has = _ELEMENTS[name] | _WIDE
             for place, bits in enumerate(recipe.bits_of(product, precision, weight_bits)):
                 if bits and bits not in has:
-                    own = weight_bits is not None and place == 1 and product != "weight_gradient"
-                    return (f"weight_bits={bits}: " if own else "") + _lacking(recipe, product, precision, bits)
+                    of_weight = weight_bits is not None and place == 1 and product != "weight_gradient"
+                    return (f"weight_bits={bits}: " if of_weight else "") + _lacking(recipe, product, precision, bits)
     return None
 
 
@@ -192,10 +192,10 @@ def _lacking(recipe: Recipe, product: ProductName, precision: Precision, bits: i
     offer = ", ".join(f"{width} ({element})" for width, element in (_ELEMENTS[name] | _WIDE).items())
     several = len(set(recipe.formats)) > 1
     where = f" in its {product.replace('_', ' ')}" if several else ""
-    found = f"{precision} needs a width of {bits} bits{where}, which format {name!r} lacks: it has {offer}"
+    reason = f"{precision} needs a width of {bits} bits{where}, which format {name!r} lacks: it has {offer}"
     if several and not recipe.by_product and product != "forward":
-        found += ". A recipe with by_product=True gives both operands of a gradient product the backward bits"
-    return found
+        reason += ". A recipe with by_product=True gives both operands of a gradient product the backward bits"
+    return reason
 
 
 def check_recipe(config: FracConfig) -> None:
@@ -213,7 +213,7 @@ def check_recipe(config: FracConfig) -> None:
     assert recipe is not None
     if config.gated and (reason := _unfit_for_gates(recipe)) is not None:
         raise ConfigError(f"format={config.format!r} with method {config.method!r}: {reason}")
-    pinned = [each for pin in config.pins if not pin.named for each in pin.stages]
+    pinned = [stage for pin in config.pins if not pin.named for stage in pin.stages]
     steered, weights = (
         (config.gate_options, config.gate_weight_bits) if config.gated else (config.precision_stages, None)
     )

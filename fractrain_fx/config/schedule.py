@@ -165,8 +165,8 @@ class Fixed(Schedule):
         if any(self.every is None or type(turn) is not type(self.every) for turn in amounts):
             unit = amounts[0].unit
             raise ConfigError(f"{shown} in {unit} need a schedule that counts {unit}: write every='100 {unit}'")
-        for given in (shares, [turn.number for turn in amounts]):
-            if any(before >= after for before, after in pairwise(given)):
+        for places in (shares, [turn.number for turn in amounts]):
+            if any(before >= after for before, after in pairwise(places)):
                 raise ConfigError(f"{shown} must rise")
 
     @property
@@ -182,7 +182,7 @@ class Constant(Schedule):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    each.kind: each for each in (ByLength, LossPlateau, TwoStage, Manual, Cyclic, Fixed, Constant)
+    schedule.kind: schedule for schedule in (ByLength, LossPlateau, TwoStage, Manual, Cyclic, Fixed, Constant)
 }
 """The schedules by the word that names them."""
 
@@ -195,12 +195,12 @@ def parse_schedule(value: Any) -> Schedule:
     """
     if isinstance(value, Schedule):
         return value
-    given = dict(value) if isinstance(value, Mapping) else {"kind": value}
-    word = given.pop("kind", None) or ByLength.kind
+    settings = dict(value) if isinstance(value, Mapping) else {"kind": value}
+    word = settings.pop("kind", None) or ByLength.kind
     if not isinstance(word, str) or word not in SCHEDULES:
         offer = near(str(word), SCHEDULES)
         raise ConfigError(
             f"schedule={word!r} is unknown: write one of {', '.join(SCHEDULES)}, or one such as Manual().{offer}"
         )
-    known_keys(SCHEDULES[word], given)
-    return SCHEDULES[word](**given)
+    known_keys(SCHEDULES[word], settings)
+    return SCHEDULES[word](**settings)

@@ -58,12 +58,12 @@ def require_held(op: FrozenOp, factor: FrozenFactor, target: str) -> None:
         )
     forward = fmt.recipe.forward
     for setting in ("per_row", "block", "four_over_six"):
-        if any(getattr(each, setting) for each in (forward.first, forward.second)):
+        if any(getattr(operand, setting) for operand in (forward.first, forward.second)):
             raise ExportError(
                 f"{op.name} is rounded with scales of its recipe ({setting}), and files here hold those of the format "
                 f"alone: train with a recipe without it, or {way_out}"
             )
-    if factor.bits == 8 and any(each.eight == "e5m2" for each in (forward.first, forward.second)):
+    if factor.bits == 8 and any(operand.eight == "e5m2" for operand in (forward.first, forward.second)):
         raise ExportError(f"{op.name} multiplies e5m2 numbers, and {target} has e4m3: train with e4m3, or {way_out}")
     group = _GROUPS.get(name)
     size = factor.value.shape[-1] if factor.weight and factor.value is not None else None

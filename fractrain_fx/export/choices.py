@@ -35,8 +35,8 @@ def commonest(model: nn.Module, batches: Sequence[Any]) -> tuple[dict[str, int],
         cost: Any = model.cost
         for block, choice in cost.choice.items():
             counts[block] = counts[block] + choice.sum(0, dtype=torch.float32).cpu()
-    found = {block: int(each.argmax()) for block, each in counts.items()}
-    return found, {block: float(each.max() / each.sum()) for block, each in counts.items()}
+    options = {block: int(count.argmax()) for block, count in counts.items()}
+    return options, {block: float(count.max() / count.sum()) for block, count in counts.items()}
 
 
 @torch.no_grad()
@@ -57,7 +57,7 @@ def measured(
         for total, model in zip(scores, (gated, fixed), strict=True):
             measure, score = _score(_output_of(model, batch), batch)
             total += score
-    (before, after), samples = ([float(each[0] / each[1]) for each in scores], int(scores[0][2]))
+    (before, after), samples = ([float(total[0] / total[1]) for total in scores], int(scores[0][2]))
     return FixedChoices(*options, measure, before, after, samples)
 
 

@@ -85,14 +85,14 @@ def write(folder: Path, request: Request) -> Sequence[str]:
     from compressed_tensors.quantization.lifecycle.initialize import initialize_module_for_quantization
     from compressed_tensors.quantization.quant_config import QuantizationStatus
 
-    found = rounded_linear_layers(request.original, request.ops)
+    layers = rounded_linear_layers(request.original, request.ops)
     model: Any = with_rounded_layers(request.original, {}, {})
-    if {_kind(op) for op in found.values()} & _HALF:
+    if {_kind(op) for op in layers.values()} & _HALF:
         model.to(torch.bfloat16)
-    input_scales = _input_scales(request, found)
-    single = len({_key(op) for op in found.values()}) == 1
-    schemes = {key: _scheme(request, found, key, single) for key in {_key(op) for op in found.values()}}
-    for path, op in found.items():
+    input_scales = _input_scales(request, layers)
+    single = len({_key(op) for op in layers.values()}) == 1
+    schemes = {key: _scheme(request, layers, key, single) for key in {_key(op) for op in layers.values()}}
+    for path, op in layers.items():
         layer: Any = model.get_submodule(path)
         weight = op.weight
         assert weight is not None
@@ -108,7 +108,7 @@ def write(folder: Path, request: Request) -> Sequence[str]:
         compressor.compress_model(model)
         model.save_pretrained(folder)
         compressor.update_config(str(folder))
-    return tuple(_notes(found, request, attention_names(attentions(request.ops))))
+    return tuple(_notes(layers, request, attention_names(attentions(request.ops))))
 
 
 def _kind(op: FrozenOp) -> str:
@@ -116,27 +116,27 @@ def _kind(op: FrozenOp) -> str:
 
 
 def _key(op: FrozenOp) -> tuple[Any, ...]:
-    weight, given = op.weight, op.activation
-    assert weight is not None and given is not None
-    return weight.fmt.name, weight.bits, given.fmt.name, given.bits
+    weight, activation = op.weight, op.activation
+    assert weight is not None and activation is not None
+    return weight.fmt.name, weight.bits, activation.fmt.name, activation.bits
 
 
-def _scheme(request: Request, found: dict[str, FrozenOp], key: tuple[Any, ...], single: bool) -> Any:
+def _scheme(request: Request, layers: dict[str, FrozenOp], key: tuple[Any, ...], single: bool) -> Any:
     """The config group of the layers with one precision."""
     from compressed_tensors.config import CompressionFormat
     from compressed_tensors.quantization import QuantizationScheme
 
-    name, bits, _, given = key
-    targets = ["Linear"] if single else [path for path, op in found.items() if _key(op) == key]
-    made = QuantizationScheme(
+    name, bits, _, input_bits = key
+    targets = ["Linear"] if single else [path for path, op in layers.items() if _key(op) == key]
+    scheme = QuantizationScheme(
         targets=targets,
         weights=_arguments(name, bits, request, weight=True),
-        input_activations=_arguments(name, given, request, weight=False) if given != 32 else None,
+        input_activations=_arguments(name, input_bits, request, weight=False) if input_bits != 32 else None,
     )
     if name == "affine":
         packed = bits < 8 and request.levels == "integer"
-        made.format = CompressionFormat.pack_quantized if packed else CompressionFormat.int_quantized
-    return made
+        scheme.format = CompressionFormat.pack_quantized if packed else CompressionFormat.int_quantized
+    return scheme
 
 
 def _arguments(name: str, bits: int, request: Request, *, weight: bool) -> Any:
@@ -177,16 +177,16 @@ def _arguments(name: str, bits: int, request: Request, *, weight: bool) -> Any:
 
 def _numbers(op: FrozenOp, request: Request, input_scale: Tensor | None) -> dict[str, Tensor]:
     """Scales and zero points of a layer, by the names that compressed-tensors gives them."""
-    weight, given = op.weight, op.activation
-    assert weight is not None and given is not None
+    weight, activation = op.weight, op.activation
+    assert weight is not None and activation is not None
     if weight.fmt.name == "affine":
-        found = _affine("weight", weight, symmetric=request.levels == "integer")
-        return found | (_affine("input", given, symmetric=False) if given.is_rounded else {})
+        numbers = _affine("weight", weight, symmetric=request.levels == "integer")
+        return numbers | (_affine("input", activation, symmetric=False) if activation.is_rounded else {})
     blocks = block_of(weight)
     if weight.fmt.name == "nvfp4":
         # compressed-tensors divides by its tensor scale.
-        found = {"weight_scale": blocks.relative, "weight_global_scale": 1 / blocks.of_tensor}
-        return found | ({} if input_scale is None else {"input_global_scale": input_scale})
+        numbers = {"weight_scale": blocks.relative, "weight_global_scale": 1 / blocks.of_tensor}
+        return numbers | ({} if input_scale is None else {"input_global_scale": input_scale})
     return {"weight_scale": blocks.scale}
 
 
@@ -199,14 +199,14 @@ def _affine(name: str, factor: FrozenFactor, *, symmetric: bool) -> dict[str, Te
 
 
 @torch.no_grad()
-def _input_scales(request: Request, found: dict[str, FrozenOp]) -> dict[str, Tensor]:
+def _input_scales(request: Request, layers: dict[str, FrozenOp]) -> dict[str, Tensor]:
     """The tensor scales of activations of format ``nvfp4``, measured on the batches in the rounded model."""
     from compressed_tensors.quantization.utils import generate_gparam
 
-    watched = {path: op for path, op in found.items() if _kind(op) == "nvfp4" and op.activation}
+    watched = {path: op for path, op in layers.items() if _kind(op) == "nvfp4" and op.activation}
     if not watched or not request.batches:
         return {}
-    model = with_rounded_layers(request.original, found, attentions(request.ops))
+    model = with_rounded_layers(request.original, layers, attentions(request.ops))
     largest: dict[str, Tensor] = {}
 
     def watch(path: str) -> Callable[..., None]:
@@ -226,11 +226,11 @@ def _input_scales(request: Request, found: dict[str, FrozenOp]) -> dict[str, Ten
         raise ExportError(
             f"the batches do not run {min(missing)}, so its activations have no tensor scale: give others"
         )
-    return {path: generate_gparam(-each, each) for path, each in largest.items()}
+    return {path: generate_gparam(-size, size) for path, size in largest.items()}
 
 
-def _notes(found: dict[str, FrozenOp], request: Request, attention: Sequence[str]) -> Iterator[str]:
-    kinds = {_kind(op) for op in found.values()}
+def _notes(layers: dict[str, FrozenOp], request: Request, attention: Sequence[str]) -> Iterator[str]:
+    kinds = {_kind(op) for op in layers.values()}
     if attention:
         yield _ATTENTION.format(names=", ".join(attention))
     if kinds & _HALF:
@@ -239,7 +239,7 @@ def _notes(found: dict[str, FrozenOp], request: Request, attention: Sequence[str
         yield _MX_NOTE
     if "nvfp4" in kinds:
         yield _NVFP4_NOTE
-    few = any(op.weight and op.weight.bits < 8 and op.weight.fmt.name == "affine" for op in found.values())
+    few = any(op.weight and op.weight.bits < 8 and op.weight.fmt.name == "affine" for op in layers.values())
     if few and request.levels == "exact":
         yield _BYTE_NOTE
 

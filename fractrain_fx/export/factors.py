@@ -103,12 +103,12 @@ class FrozenOp:
     @property
     def weight(self) -> FrozenFactor | None:
         """The factor that is a parameter, if one is."""
-        return next((each for each in self.factors if each.parameter is not None), None)
+        return next((factor for factor in self.factors if factor.parameter is not None), None)
 
     @property
     def activation(self) -> FrozenFactor | None:
         """The factor beside a weight."""
-        others = [each for each in self.factors if not each.weight]
+        others = [factor for factor in self.factors if not factor.weight]
         return others[0] if len(others) == 1 else None
 
 
@@ -124,7 +124,7 @@ def frozen_ops(graph_module: GraphModule, choices: Choices, levels: LevelsName =
         ExportError: a gate chooses and ``choices`` has no option for its block, weights are kept as codes, or the
             forward product has a transform.
     """
-    found = []
+    frozen = []
     for node, op in ops_of(graph_module.graph):
         if not op.precision.rounds:
             continue
@@ -140,16 +140,16 @@ def frozen_ops(graph_module: GraphModule, choices: Choices, levels: LevelsName =
                 "a recipe without hadamard in the forward product, or leave the op float with "
                 f"Pin({op.name!r}, format='float')"
             )
-        made = _fused(graph_module, node, module, choices) if isinstance(module, FusedOp) else None
-        first, second = made or _unfused(graph_module, node, choices)
-        found.append(FrozenOp(node, op, (_settled(first, levels), _settled(second, levels))))
-    return found
+        fused = _fused(graph_module, node, module, choices) if isinstance(module, FusedOp) else None
+        first, second = fused or _unfused(graph_module, node, choices)
+        frozen.append(FrozenOp(node, op, (_settled(first, levels), _settled(second, levels))))
+    return frozen
 
 
 def _fused(graph_module: GraphModule, node: Node, module: FusedOp, choices: Choices) -> list[FrozenFactor]:
     controls: Any = node.args[0]
     sources = [node.kwargs["a"], node.kwargs["b"]]
-    shapes = [facts(each).shape or () for each in sources]  # type: ignore[arg-type]
+    shapes = [facts(source).shape or () for source in sources]  # type: ignore[arg-type]
     a, b = (torch.empty(shape, device="meta") for shape in shapes)
     operands = forward_operands(module.plan, a, b)
     quantizers: Any = module._quantizers[:2]
@@ -162,13 +162,13 @@ def _fused(graph_module: GraphModule, node: Node, module: FusedOp, choices: Choi
 def _unfused(graph_module: GraphModule, node: Node, choices: Choices) -> list[FrozenFactor]:
     family = contraction(node)
     assert family is not None  # the Quantize pass refuses others
-    found = []
+    factors = []
     for place in family.operands:
         quantize: Node = operand(node, place)
         module: Any = graph_module.get_submodule(str(quantize.target))
         source, control = quantize.args[:2]
-        found.append(_factor(graph_module, source, module, control, None, choices))  # type: ignore[arg-type]
-    return found
+        factors.append(_factor(graph_module, source, module, control, None, choices))  # type: ignore[arg-type]
+    return factors
 
 
 def _factor(

@@ -104,7 +104,7 @@ def frozen_graph(
     named = {node.name: node for node in graph.nodes}
     writer = _Writer(graph, root, module_of)
     for op in ops:
-        writer.write(named[op.node.name], op, [named[each.source.name] for each in op.factors])
+        writer.write(named[op.node.name], op, [named[factor.source.name] for factor in op.factors])
     for node in list(graph.nodes):
         if facts(node).role == "gradient":
             node.replace_all_uses_with(node.args[0])
@@ -115,12 +115,12 @@ def frozen_graph(
         output.args = (output.args[0][0],)
     _erase(graph)
     graph.lint()
-    made = GraphModule(root, graph, f"Deployed{type(original).__name__}").eval().requires_grad_(False)
+    module = GraphModule(root, graph, f"Deployed{type(original).__name__}").eval().requires_grad_(False)
     if skipped:
-        made.graph.eliminate_dead_code()
-        made.recompile()
-        made.delete_all_unused_submodules()
-    return made
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        module.delete_all_unused_submodules()
+    return module
 
 
 class _Writer:
@@ -137,8 +137,8 @@ class _Writer:
         if node.op != "call_module":
             family = contraction(node)
             assert family is not None
-            for place, each in zip(family.operands, factors, strict=True):
-                set_operand(node, place, each)
+            for place, factor in zip(family.operands, factors, strict=True):
+                set_operand(node, place, factor)
             return
         fused = self._root.get_submodule(str(node.target))
         assert isinstance(fused, FusedOp)
@@ -154,9 +154,9 @@ class _Writer:
             return source
         key = (source, factor.quantizer, factor.bits)
         if key not in self._made:
-            given = () if factor.value is not None and factor.weight else (source,)
+            arguments = () if factor.value is not None and factor.weight else (source,)
             with self._graph.inserting_before(node):
-                self._made[key] = self._graph.call_module(self._add(self._module_of(factor)), given)
+                self._made[key] = self._graph.call_module(self._add(self._module_of(factor)), arguments)
         return self._made[key]
 
     def _add(self, module: nn.Module) -> str:
@@ -172,7 +172,7 @@ def _settle_skip(node: Node, skips: bool) -> None:
         node.replace_all_uses_with(branch)
         return
     for user in list(node.users):
-        others = [each for each in user.all_input_nodes if each is not node]
+        others = [other for other in user.all_input_nodes if other is not node]
         if is_sum(user) and len(others) == 1 and facts(others[0]).shape == facts(user).shape:
             user.replace_all_uses_with(others[0])
             user.graph.erase_node(user)
@@ -234,13 +234,13 @@ def deploy(original: nn.Module, recording: Recording, ops: Sequence[FrozenOp], s
         ops: its rounded products.
         skipped: blocks that every sample skips.
     """
-    found, attention = layers(original, ops), attentions(ops)
-    names = {*(op.name for op in found.values()), *attention_names(attention)}
+    rounded, attention = layers(original, ops), attentions(ops)
+    names = {*(op.name for op in rounded.values()), *attention_names(attention)}
     left = tuple(op.name for op in ops if op.name not in names)
     if skipped or (left and not is_hugging_face(original)):
-        made: Any = DeployedGraph(frozen_graph(original, recording.eval, ops, skipped=skipped), recording).eval()
+        deployed: Any = DeployedGraph(frozen_graph(original, recording.eval, ops, skipped=skipped), recording).eval()
         left = ()
     else:
-        made = with_rounded_layers(original, found, attention)
-    made.float_products = left
-    return made  # type: ignore[no-any-return]
+        deployed = with_rounded_layers(original, rounded, attention)
+    deployed.float_products = left
+    return deployed  # type: ignore[no-any-return]

@@ -54,20 +54,20 @@ def layers(original: nn.Module, ops: Sequence[FrozenOp]) -> dict[str, FrozenOp]:
         weight = op.weight
         if weight is not None:
             called[str(weight.parameter).rpartition(".")[0]].append(op)
-    return {path: found[0] for path, found in called.items() if _is_layer(original, path, found)}
+    return {path: products[0] for path, products in called.items() if _is_layer(original, path, products)}
 
 
 def _is_layer(original: nn.Module, path: str, ops: Sequence[FrozenOp]) -> bool:
     module = original.get_submodule(path)
     first, *others = ops
-    weight, given = first.weight, first.activation
-    if weight is None or given is None or first.op.module != path or str(weight.parameter) != f"{path}.weight":
+    weight, activation = first.weight, first.activation
+    if weight is None or activation is None or first.op.module != path or str(weight.parameter) != f"{path}.weight":
         return False
     kind = type(module)
     plain = kind.forward in _LAYERS or _name(kind) in _OTHERS
     if not plain or getattr(module, "padding_mode", "zeros") != "zeros":
         return False
-    return all(_alike(first, each) for each in others)
+    return all(_alike(first, other) for other in others)
 
 
 def _name(kind: type[nn.Module]) -> str:
@@ -83,12 +83,12 @@ def attentions(ops: Sequence[FrozenOp]) -> Attention:
     """The modules with one scaled dot-product attention, whose two products are rounded."""
     by_node = {op.node: op for op in ops}
     by_source = {op.factors[0].source: op for op in ops}
-    found: dict[str, list[tuple[FrozenOp, FrozenOp]]] = defaultdict(list)
+    by_module: dict[str, list[tuple[FrozenOp, FrozenOp]]] = defaultdict(list)
     for op in ops:
         for node in _behind(op.node):
             if node.target is attention_probabilities and node in by_source:
-                found[op.op.module].append((by_node[op.node], by_source[node]))
-    return {path: pairs[0] for path, pairs in found.items() if path and len(pairs) == 1}
+                by_module[op.op.module].append((by_node[op.node], by_source[node]))
+    return {path: pairs[0] for path, pairs in by_module.items() if path and len(pairs) == 1}
 
 
 def attention_names(attention: Attention) -> list[str]:
@@ -98,14 +98,14 @@ def attention_names(attention: Attention) -> list[str]:
 
 def linear_layers(original: nn.Module, ops: Sequence[FrozenOp]) -> dict[str, FrozenOp]:
     """Of :func:`layers`, those of class ``nn.Linear``."""
-    found = layers(original, ops).items()
-    return {path: op for path, op in found if isinstance(original.get_submodule(path), nn.Linear)}
+    pairs = layers(original, ops).items()
+    return {path: op for path, op in pairs if isinstance(original.get_submodule(path), nn.Linear)}
 
 
 def rounded_linear_layers(original: nn.Module, ops: Sequence[FrozenOp]) -> dict[str, FrozenOp]:
     """Of :func:`linear_layers`, those with a rounded weight."""
-    found = linear_layers(original, ops).items()
-    return {path: op for path, op in found if op.weight is not None and op.weight.is_rounded}
+    pairs = linear_layers(original, ops).items()
+    return {path: op for path, op in pairs if op.weight is not None and op.weight.is_rounded}
 
 
 def require_all_blocks(skipped: Collection[str], why: str) -> None:
@@ -158,12 +158,12 @@ def with_rounded_layers(original: nn.Module, found: Mapping[str, FrozenOp], atte
     copied = copy.deepcopy(original).eval().requires_grad_(False)
     parameters = _unshared(copied, [op.weight for op in found.values()])
     for path, op in found.items():
-        weight, given = op.weight, op.activation
-        assert weight is not None and given is not None
+        weight, activation = op.weight, op.activation
+        assert weight is not None and activation is not None
         layer = copied.get_submodule(path)
         layer.register_parameter("weight", parameters[str(weight.parameter)])
-        if given.is_rounded:
-            layer.register_module(_INPUT, given.rounding())
+        if activation.is_rounded:
+            layer.register_module(_INPUT, activation.rounding())
             # GPT-2's layers multiply a matrix of all positions, along whose dimensions blocks of values lie.
             layer.register_forward_pre_hook(_RoundInput(_name(type(layer)) in _OTHERS), with_kwargs=True)
     for path, (scores, values) in attention.items():
@@ -177,12 +177,12 @@ def with_rounded_layers(original: nn.Module, found: Mapping[str, FrozenOp], atte
 
 def _unshared(model: nn.Module, weights: Sequence[FrozenFactor | None]) -> dict[str, nn.Parameter]:
     """Parameters of their own with the rounded values: an embedding that is tied to a layer stays float."""
-    made = {}
+    copies = {}
     for weight in weights:
         assert weight is not None
-        own = attrgetter(str(weight.parameter))(model)
-        made[str(weight.parameter)] = nn.Parameter(weight.rounded_weight().to(own.dtype), requires_grad=False)
-    return made
+        parameter = attrgetter(str(weight.parameter))(model)
+        copies[str(weight.parameter)] = nn.Parameter(weight.rounded_weight().to(parameter.dtype), requires_grad=False)
+    return copies
 
 
 class _RoundInput:
@@ -203,8 +203,8 @@ class _RoundInput:
 
     def _rounded(self, layer: nn.Module, x: Tensor) -> Tensor:
         rounding = layer.get_submodule(_INPUT)
-        found: Tensor = rounding(x.reshape(-1, x.shape[-1])).view(x.shape) if self._rows else rounding(x)
-        return found
+        rounded: Tensor = rounding(x.reshape(-1, x.shape[-1])).view(x.shape) if self._rows else rounding(x)
+        return rounded
 
 
 class _AttentionRounding(nn.Module):
@@ -235,8 +235,8 @@ class _AttentionRounding(nn.Module):
 
 
 def _rounded(rounding: Any, x: Tensor) -> Tensor:
-    found: Tensor = x if rounding is None else rounding(x)
-    return found
+    rounded: Tensor = x if rounding is None else rounding(x)
+    return rounded
 
 
 class _Within(TorchFunctionMode):

@@ -106,9 +106,9 @@ def write(folder: Path, request: Request) -> Sequence[str]:
     program.save(str(target), external_data=False)
     onnx.checker.check_model(str(target), full_check=True)
     return [
-        f"input {each.name} has a fixed batch of {each.shape[0]}"
-        for each in program.model.graph.inputs
-        if request.options.get("dynamic", True) and isinstance(each.shape[0], int)
+        f"input {model_input.name} has a fixed batch of {model_input.shape[0]}"
+        for model_input in program.model.graph.inputs
+        if request.options.get("dynamic", True) and isinstance(model_input.shape[0], int)
     ]
 
 
@@ -199,19 +199,19 @@ def _name_sizes(model: ir.Model) -> None:
     import onnx_ir as ir
 
     names: dict[str, str] = {}
-    for given in model.graph.inputs:
-        for size, name in zip(given.shape or (), ("batch", "length"), strict=False):
+    for model_input in model.graph.inputs:
+        for size, name in zip(model_input.shape or (), ("batch", "length"), strict=False):
             if isinstance(size, ir.SymbolicDim):
                 names.setdefault(str(size.value), name)
     if not names:
         return
-    found = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")  # also inside sizes such as 2*s72
-    made = [value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.outputs]
-    for value in (*model.graph.inputs, *made):
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")  # also inside sizes such as 2*s72
+    results = [value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.outputs]
+    for value in (*model.graph.inputs, *results):
         if value.shape is not None:
             value.shape = ir.Shape(
                 [
-                    found.sub(lambda match: names[match[0]], size.value)
+                    pattern.sub(lambda match: names[match[0]], size.value)
                     if isinstance(size, ir.SymbolicDim) and size.value
                     else size
                     for size in value.shape

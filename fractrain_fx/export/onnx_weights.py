@@ -48,14 +48,14 @@ def adapt_weights(model: ir.Model, at_load: bool) -> None:
 def _multiplies_floats(node: ir.Node) -> bool:
     """Whether a convolution reads a weight, and something else than QuantizeLinear reads the convolution."""
     readers = [reader for reader, _ in node.outputs[0].uses()]
-    return any(each.op_type in _CONVOLUTIONS and not _is_quantized(each) for each in readers)
+    return any(reader.op_type in _CONVOLUTIONS and not _is_quantized(reader) for reader in readers)
 
 
 def _is_quantized(node: ir.Node) -> bool:
     readers = [reader for reader, _ in node.outputs[0].uses()]
     if len(readers) == 1 and readers[0].op_type in _PASSING:
         return _is_quantized(readers[0])
-    return bool(readers) and all(each.op_type == "QuantizeLinear" for each in readers)
+    return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 
 
 def _dequantize_at_load(graph: ir.Graph, node: ir.Node) -> None:

@@ -45,17 +45,17 @@ def check(request: Request) -> None:
         ExportError: it has not.
     """
     require_all_blocks(request.skipped, "a state has no place for that")
-    found = rounded_linear_layers(request.original, request.ops)
-    named = {*(op.name for op in found.values()), *attention_names(attentions(request.ops))}
+    layers = rounded_linear_layers(request.original, request.ops)
+    named = {*(op.name for op in layers.values()), *attention_names(attentions(request.ops))}
     require_linear(request.original, request.ops, named, f"torchao's tensor classes multiply no others: {WAY_OUT}")
-    for op in found.values():
-        weight, given = op.weight, op.activation
-        assert weight is not None and given is not None
+    for op in layers.values():
+        weight, activation = op.weight, op.activation
+        assert weight is not None and activation is not None
         # Activations beside a weight of format 'affine' may stay as they are, with a note.
-        for each in (weight,) if weight.fmt.name == "affine" else (weight, given):
-            if not each.is_rounded:
+        for factor in (weight,) if weight.fmt.name == "affine" else (weight, activation):
+            if not factor.is_rounded:
                 raise ExportError(f"{op.name} rounds one factor only: {WAY_OUT.format(name=op.name)}")
-            require_held(op, each, "torchao")
+            require_held(op, factor, "torchao")
         if weight.value is not None and weight.value.dtype == torch.float64:
             raise ExportError(
                 f"{op.name} computes in float64, which torchao's tensor classes do not: train weights in float32, or "
@@ -66,18 +66,18 @@ def check(request: Request) -> None:
 @torch.no_grad()
 def write(folder: Path, request: Request) -> Sequence[str]:
     """Write ``model.pt``: the state of the original, with torchao's tensors for weights; returns notes."""
-    found = rounded_linear_layers(request.original, request.ops)
+    layers = rounded_linear_layers(request.original, request.ops)
     state = {name: x.detach().clone() for name, x in request.original.state_dict().items()}
-    for path, op in found.items():
+    for path, op in layers.items():
         assert op.weight is not None and op.activation is not None
         state[f"{path}.weight"] = _CLASSES[op.weight.fmt.name](op.weight, op.activation)
-    _multiply(request, found, state)
+    _multiply(request, layers, state)
     # Not safetensors: torchao's reader of these files takes no parameter of the model itself, such as `cls_token`.
     torch.save(state, folder / STATE)
-    return tuple(_notes(request, found, state))
+    return tuple(_notes(request, layers, state))
 
 
-def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any]) -> None:
+def _multiply(request: Request, layers: dict[str, FrozenOp], state: dict[str, Any]) -> None:
     """Run the state on the example inputs, because torchao's classes do not take inputs of every form.
 
     Raises:
@@ -91,7 +91,7 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
     def enter(path: str) -> Callable[..., None]:
         return lambda *_: latest.__setitem__(0, path)
 
-    for path in found:
+    for path in layers:
         model.get_submodule(path).register_forward_pre_hook(enter(path))
     try:
         model(*args, **kwargs)
@@ -103,14 +103,14 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
         ) from error
 
 
-def _affine(weight: FrozenFactor, given: FrozenFactor) -> Any:
+def _affine(weight: FrozenFactor, activation: FrozenFactor) -> Any:
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
     assert weight.within is not None
     rounded = weight.rounded_weight()
     coded = CodedWeight.of(rounded, weight.within, weight.bits)
-    if coded.center is None and (levels := _byte_levels(given)) is not None:
-        return _int8(coded, levels, rounded.dtype, len(facts(given.source).shape or ()))
+    if coded.center is None and (levels := _byte_levels(activation)) is not None:
+        return _int8(coded, levels, rounded.dtype, len(facts(activation.source).shape or ()))
     shift = torch.zeros_like(coded.scale) if coded.center is None else coded.center
     # Not `from_hp`, which adds the zero point after rounding, so that it has to be whole.
     return IntxUnpackedToInt8Tensor(
@@ -124,11 +124,11 @@ def _affine(weight: FrozenFactor, given: FrozenFactor) -> Any:
     )
 
 
-def _byte_levels(given: FrozenFactor) -> Levels | None:
+def _byte_levels(activation: FrozenFactor) -> Levels | None:
     """The levels of an activation that torchao rounds to: 256 of them, and one is 0."""
-    if given.bits != 8 or given.within is None:
+    if activation.bits != 8 or activation.within is None:
         return None
-    levels = Levels.of(given.within, 8)
+    levels = Levels.of(activation.within, 8)
     return levels if levels.offset is None else None
 
 
@@ -150,7 +150,7 @@ def _int8(coded: CodedWeight, levels: Levels, dtype: torch.dtype, ndim: int) -> 
     )
 
 
-def _fp8(weight: FrozenFactor, given: FrozenFactor) -> Any:
+def _fp8(weight: FrozenFactor, activation: FrozenFactor) -> Any:
     from torchao.float8.inference import Float8MMConfig
     from torchao.quantization import Float8Tensor, PerTensor
     from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
@@ -160,7 +160,7 @@ def _fp8(weight: FrozenFactor, given: FrozenFactor) -> Any:
     return Float8Tensor.from_hp(weight.value.detach(), act_quant_kwargs=QuantizeTensorToFloat8Kwargs(**how), **how)
 
 
-def _mx(weight: FrozenFactor, given: FrozenFactor) -> Any:
+def _mx(weight: FrozenFactor, activation: FrozenFactor) -> Any:
     from torchao.prototype.mx_formats.mx_tensor import MXTensor, QuantizeTensorToMXKwargs
 
     assert weight.value is not None
@@ -170,7 +170,7 @@ def _mx(weight: FrozenFactor, given: FrozenFactor) -> Any:
     return MXTensor.to_mx(weight.rounded_weight().contiguous(), element, 32, act_quant_kwargs=how)
 
 
-def _nvfp4(weight: FrozenFactor, given: FrozenFactor) -> Any:
+def _nvfp4(weight: FrozenFactor, activation: FrozenFactor) -> Any:
     from torchao.prototype.mx_formats.kernels import f32_to_f4_unpacked, pack_uint4
     from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
 
@@ -196,15 +196,15 @@ _CLASSES: dict[str, Callable[[FrozenFactor, FrozenFactor], Any]] = {
 """The tensor class of each format, from the weight and the activation beside it."""
 
 
-def _notes(request: Request, found: dict[str, FrozenOp], state: dict[str, Any]) -> Iterator[str]:
+def _notes(request: Request, layers: dict[str, FrozenOp], state: dict[str, Any]) -> Iterator[str]:
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
-    alone = {path for path in found if isinstance(state[f"{path}.weight"], IntxUnpackedToInt8Tensor)}
-    left = [op.name for path, op in found.items() if path in alone and op.activation and op.activation.is_rounded]
+    alone = {path for path in layers if isinstance(state[f"{path}.weight"], IntxUnpackedToInt8Tensor)}
+    left = [op.name for path, op in layers.items() if path in alone and op.activation and op.activation.is_rounded]
     if left:
-        which = "" if len(left) == len(found) else f" of {', '.join(left)}"
+        which = "" if len(left) == len(layers) else f" of {', '.join(left)}"
         yield _ACTIVATIONS.format(which=which)
-    if any(op.weight and op.weight.fmt.name == "nvfp4" for op in found.values()):
+    if any(op.weight and op.weight.fmt.name == "nvfp4" for op in layers.values()):
         yield _NVFP4
     if attention := attention_names(attentions(request.ops)):
         yield _ATTENTION.format(names=", ".join(attention))

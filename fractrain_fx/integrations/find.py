@@ -12,8 +12,8 @@ __all__ = ["model_in"]
 
 def model_in(module: nn.Module) -> FracModel:
     """The one ``FracModel`` that a module holds, at any depth; none and several are refused."""
-    found = [each for each in module.modules() if isinstance(each, FracModel)]
-    if len(found) == 1:
-        return found[0]
-    advice = "give it fractrainify(model)" if not found else "say which one, with its engine"
-    raise ConfigError(f"{type(module).__name__} holds {len(found)} rewritten models, and one is needed: {advice}")
+    models = [part for part in module.modules() if isinstance(part, FracModel)]
+    if len(models) == 1:
+        return models[0]
+    advice = "give it fractrainify(model)" if not models else "say which one, with its engine"
+    raise ConfigError(f"{type(module).__name__} holds {len(models)} rewritten models, and one is needed: {advice}")

@@ -93,8 +93,8 @@ class _Face:
                 "the checkpoint is of a model that was not rewritten, so it holds no state of FracTrain: load its "
                 "weights with model.load_state_dict(...) and start anew"
             )
-        given = {tensor.data_ptr(): state_dict[name] for name, tensor in _stored(model).items() if name in state_dict}
-        tied = {name: given[t.data_ptr()] for name, t in _stored(model).items() if t.data_ptr() in given}
+        tensors = {tensor.data_ptr(): state_dict[name] for name, tensor in _stored(model).items() if name in state_dict}
+        tied = {name: tensors[t.data_ptr()] for name, t in _stored(model).items() if t.data_ptr() in tensors}
         return model.load_state_dict({**tied, **state_dict}, strict=strict, assign=assign)
 
     def save_pretrained(self, save_directory: Any, *, is_main_process: bool = True, **_: Any) -> None:
@@ -138,8 +138,8 @@ def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, Labels | None]
     body = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
     face: nn.Module = object.__new__(type(kind.__name__, (_Face, kind), body))
     nn.Module.__init__(face)
-    own = nn.Module().__dict__.keys()
-    face.__dict__.update({name: value for name, value in original.__dict__.items() if name not in own})
+    common = nn.Module().__dict__.keys()
+    face.__dict__.update({name: value for name, value in original.__dict__.items() if name not in common})
     face.__dict__.update({name: model.__dict__[name] for name in _SHARED})
     face.__dict__.update(_frac_model=model, _add_cost=add_cost, training=model.training)
     return face

@@ -130,13 +130,13 @@ class Steering(TrainerCallback):
         self._open_window()
         if state.global_step == 0:
             return
-        kept = kept_values(state).get(_KEY)
-        if kept is None or kept["step"] != state.global_step:
+        saved = kept_values(state).get(_KEY)
+        if saved is None or saved["step"] != state.global_step:
             raise RunError(
                 f"the checkpoint of step {state.global_step} holds no state of FracTrain (stage, ledger): it was "
                 "written without FracTrain, or cut short. Resume from an earlier one, or start again"
             )
-        self.engine.load_state_dict(kept["engine"])
+        self.engine.load_state_dict(saved["engine"])
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.engine.start_step()
@@ -163,8 +163,8 @@ class Steering(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add the state to a checkpoint that another callback asked for after this callback had looked."""
-        kept = kept_values(state).get(_KEY)
-        if kept is not None and kept["step"] == state.global_step:
+        saved = kept_values(state).get(_KEY)
+        if saved is not None and saved["step"] == state.global_step:
             return
         self._take(state)
         path = f"{args.output_dir}/checkpoint-{state.global_step}/trainer_state.json"
@@ -229,5 +229,5 @@ class Steering(TrainerCallback):
 
 def kept_values(state: TrainerState) -> dict[str, Any]:
     """The values that trainer_state.json keeps of callbacks, by name; their annotation is too narrow."""
-    kept: Any = state.stateful_callbacks
-    return cast(dict[str, Any], kept)
+    values: Any = state.stateful_callbacks
+    return cast(dict[str, Any], values)

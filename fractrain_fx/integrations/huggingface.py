@@ -72,7 +72,7 @@ class FracTrainMixin:
         trainer: Any = self
         trainer.add_callback(self._steering)
         callbacks = trainer.callback_handler.callbacks  # before those that print, which then see its words
-        prints = [isinstance(each, PrinterCallback | ProgressCallback) for each in callbacks]
+        prints = [isinstance(callback, PrinterCallback | ProgressCallback) for callback in callbacks]
         callbacks.insert(prints.index(True) if any(prints) else len(callbacks), callbacks.pop())
 
     @property
@@ -85,8 +85,8 @@ class FracTrainMixin:
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make the model of a run with ``model_init``, which must return a rewritten model."""
-        made = super().call_model_init(trial)  # type: ignore[misc]
-        return face_of(self._steering.steer(made))
+        model = super().call_model_init(trial)  # type: ignore[misc]
+        return face_of(self._steering.steer(model))
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -116,9 +116,9 @@ class FracTrainMixin:
     def _is_share(self, num_items_in_batch: Any) -> bool:
         """Whether ``Trainer.training_step`` treats the loss as the batch's share of the step's, undivided."""
         trainer: Any = self
-        told = getattr(trainer, "loss_is_scaled_for_ga", None)
-        if told is not None:
-            return bool(told)
+        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+        if scaled is not None:
+            return bool(scaled)
         counted = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
         return bool(counted or trainer.compute_loss_func is not None)
 
@@ -210,8 +210,8 @@ class WatchCallback(TrainerCallback):
         if self.watched is not None:  # Trainer does not tell callbacks of an exception
             self.watched.close()
         done = kept_values(state).get(_WATCHED, {}).get("steps")
-        found = frac_model_of(model)
-        self.watched = Watch(found, **{"out": args.output_dir} | self._options, done=done, run=state)
+        frac_model = frac_model_of(model)
+        self.watched = Watch(frac_model, **{"out": args.output_dir} | self._options, done=done, run=state)
         self.watched.__enter__()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -149,7 +149,7 @@ class FracTrainCallback(Callback):
         """Wrap ``training_step`` of this module (not of its class) so that its loss gets the cost term."""
         _unwrap(module)
         step = module.training_step
-        own = "training_step" in vars(module)
+        on_instance = "training_step" in vars(module)
 
         def training_step(*args: Any, **kwargs: Any) -> Any:
             if _only_measures(trainer):
@@ -167,7 +167,7 @@ class FracTrainCallback(Callback):
             return output
 
         def restore() -> None:
-            if own:
+            if on_instance:
                 module.training_step = step  # type: ignore[method-assign]
             else:
                 del module.training_step

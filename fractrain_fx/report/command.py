@@ -32,12 +32,12 @@ def write_report(runs: Sequence[str], out: Path, *, plots: Path | None = None, e
 
     if out.is_dir() or not out.name:
         raise RunError(f"{out} is a folder: name a file, --out {out / 'report.html'}")
-    found = read_runs(runs)
-    for run in found:
+    loaded = read_runs(runs)
+    for run in loaded:
         for note in run.notes:
             print(f"{run.name}: {note}", file=sys.stderr)
-    sheet = build_sheet(found, epochs)
-    page = render_page(found, sheet)
+    sheet = build_sheet(loaded, epochs)
+    page = render_page(loaded, sheet)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, page)

@@ -196,34 +196,34 @@ def block_rows(run: Run, scope: Scope) -> list[Row]:
     rows: list[Row] = []
     for block, amount in run.result.hardware[scope]["by_block"].items():
         for order, (path, part) in enumerate(amount["paths"].items()):
-            own = {quantity: part[quantity] for quantity in QUANTITIES}
-            rows.append({"block": block or "(no block)", "path": PATHS[path], "path_order": order} | own)
+            costs = {quantity: part[quantity] for quantity in QUANTITIES}
+            rows.append({"block": block or "(no block)", "path": PATHS[path], "path_order": order} | costs)
     return rows
 
 
 def machine_rows(runs: Iterable[Run]) -> list[Row]:
     """What each finished run would take on each machine that has a price for it, beside float; by machine."""
-    found = [(run.name, each) for run in runs if run.result is not None for each in run.result.machines]
-    order = list(dict.fromkeys(each.machine for _, each in found))
-    unit, size = time_unit(each.seconds for _, each in found if each.seconds is not None)
+    priced = [(run.name, estimate) for run in runs if run.result is not None for estimate in run.result.machines]
+    order = list(dict.fromkeys(estimate.machine for _, estimate in priced))
+    unit, size = time_unit(estimate.seconds for _, estimate in priced if estimate.seconds is not None)
     return [
         {
-            "machine": each.machine,
+            "machine": estimate.machine,
             "run": run,
-            "seconds": each.seconds,
-            "float32": each.float32,
-            "bfloat16": each.bfloat16,
-            "of_float32": _ratio(each.seconds, each.float32, 100),
-            "bfloat16_of_float32": _ratio(each.bfloat16, each.float32, 100),
-            "joules": each.joules,
-            "float32_joules": each.float32_joules,
-            **{bound: 100 * each.bounds.get(bound, 0.0) for bound in ("compute", "memory", "rounding")},
-            "wider": ", ".join(each.wider),
-            "unpriced": len(each.unpriced),
-            "label": f"{plain_number(each.seconds / size)} {unit}{' *' if each.wider else ''}",
+            "seconds": estimate.seconds,
+            "float32": estimate.float32,
+            "bfloat16": estimate.bfloat16,
+            "of_float32": _ratio(estimate.seconds, estimate.float32, 100),
+            "bfloat16_of_float32": _ratio(estimate.bfloat16, estimate.float32, 100),
+            "joules": estimate.joules,
+            "float32_joules": estimate.float32_joules,
+            **{bound: 100 * estimate.bounds.get(bound, 0.0) for bound in ("compute", "memory", "rounding")},
+            "wider": ", ".join(estimate.wider),
+            "unpriced": len(estimate.unpriced),
+            "label": f"{plain_number(estimate.seconds / size)} {unit}{' *' if estimate.wider else ''}",
         }
-        for run, each in sorted(found, key=lambda pair: order.index(pair[1].machine))
-        if each.seconds is not None
+        for run, estimate in sorted(priced, key=lambda pair: order.index(pair[1].machine))
+        if estimate.seconds is not None
     ]
 
 

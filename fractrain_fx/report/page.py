@@ -76,8 +76,8 @@ def _figure(figure: Figure, panel: Panel, sheet: Sheet) -> dict[str, Any]:
     table = sheet.tables[next(iter(figure.variants.values())).data[0]]
     return {
         "variants": {
-            key: {"spec": each.spec, "data": each.data, "title": each.title}
-            for key, each in figure.variants.items()
+            key: {"spec": rendering.spec, "data": rendering.data, "title": rendering.title}
+            for key, rendering in figure.variants.items()
             if not by_epoch or not key  # the page itself switches between epochs
         },
         "columns": [vars(column) for column in figure.columns],
@@ -104,8 +104,8 @@ def _embed(text: str) -> Markup:
 
 def _subtitle(runs: Sequence[Run]) -> str:
     known = [run.settings for run in runs if run.settings is not None]
-    told = dict.fromkeys(f"{each.model} on {each.data}" for each in known)
-    return "; ".join(told) or f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    tasks = dict.fromkeys(f"{settings.model} on {settings.data}" for settings in known)
+    return "; ".join(tasks) or f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
 
 
 def _summary(runs: Sequence[Run]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _number(value: float | None, form: Callable[[float], str] = plain_number) ->
 
 
 def _commands(run: Run) -> list[dict[str, str]]:
-    made = [
+    commands = [
         {
             "text": start.command,
             "about": f"{'started' if start.epoch == 0 else f'continued after epoch {start.epoch}'} on {start.device}, "
@@ -183,10 +183,10 @@ def _commands(run: Run) -> list[dict[str, str]]:
         }
         for start in run.starts
     ]
-    if not made and run.settings is not None:
+    if not commands and run.settings is not None:
         again = f"fractrain train --config {run.path / 'config.yaml'}"
-        made.append({"text": again, "about": "How it was started was not kept; this repeats it with its settings."})
-    return made
+        commands.append({"text": again, "about": "How it was started was not kept; this repeats it with its settings."})
+    return commands
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(_text(each) for each in value) or "none"
+        return " ".join(_text(item) for item in value) or "none"
     if isinstance(value, dict):
         return "=".join(map(str, value.values()))
     return "automatic" if value is None else str(value)

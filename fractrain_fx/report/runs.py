@@ -185,8 +185,8 @@ def read_run(path: Path, name: str | None = None) -> Run:
         notes.append("Only its metrics were given: settings, command and the cost by path and block are in the folder.")
     if settings is not None:
         _refuse_other_options(records[0], settings, path)
-    own = path.resolve().name if path.is_dir() else path.stem
-    return Run(name or own, path, tuple(records), settings, result, starts, samples, tuple(notes))
+    default = path.resolve().name if path.is_dir() else path.stem
+    return Run(name or default, path, tuple(records), settings, result, starts, samples, tuple(notes))
 
 
 def _refuse_other_options(record: EpochRecord, settings: RunSettings, path: Path) -> None:
@@ -217,7 +217,7 @@ def _nothing_there(path: Path) -> str:
             f"the run in {path} has not finished its first epoch, so there is nothing to report yet: wait for it, or "
             f"go on with fractrain train --resume {path}"
         )
-    inside = sorted(str(found.parent) for found in path.glob(f"*/{METRICS}"))
+    inside = sorted(str(file.parent) for file in path.glob(f"*/{METRICS}"))
     if inside:
         return f"{path} is not a run but holds some: fractrain report {' '.join(inside)}"
     return f"{path} holds no run (no {METRICS}): give the folder that fractrain train wrote to"

@@ -84,10 +84,10 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
         start.add_argument(
             "--recipe", metavar="NAME", type=str, help="the paper's run to start from (fractrain zoo list)"
         )
-    told = "paper: the method's settings as the paper prints them (docs/how-to/training.md)"
-    start.add_argument("--as", metavar="paper", type=str, help=told)
-    told = f"any setting, such as gate.beta=1e-3; may be repeated ('{_LIST_ALL}' lists them)"
-    start.add_argument("--set", metavar="NAME=VALUE", action="append", type=str, help=told)
+    about = "paper: the method's settings as the paper prints them (docs/how-to/training.md)"
+    start.add_argument("--as", metavar="paper", type=str, help=about)
+    about = f"any setting, such as gate.beta=1e-3; may be repeated ('{_LIST_ALL}' lists them)"
+    start.add_argument("--set", metavar="NAME=VALUE", action="append", type=str, help=about)
     for title, flags in _FLAGS.items():
         if title == "the loop" and not loop:
             continue
@@ -111,17 +111,17 @@ def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: ``--set`` has no value, names no setting, or names one that another flag sets too.
     """
     flags = {"recipe", *(name for group in _FLAGS.values() for name in group)}
-    given = {name: value for name, value in arguments.items() if name in flags and value is not None}
+    settings = {name: value for name, value in arguments.items() if name in flags and value is not None}
     also: dict[str, Any] = {}
     for text in arguments["set"] or ():
-        name, found, value = text.partition("=")
-        _require_setting(name, found)
+        name, equals, value = text.partition("=")
+        _require_setting(name, equals)
         head, _, part = (name if name != "schedule" else "schedule.kind").partition(".")
         holder = also.setdefault(head, {}) if part else also
-        if (part or head) in holder or name in given:
+        if (part or head) in holder or name in settings:
             raise ConfigError(f"{name} is given twice: leave out one of the two")
         holder[part or head] = _value(value)
-    return merged(given, also)
+    return merged(settings, also)
 
 
 def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
@@ -131,18 +131,18 @@ def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
         ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or there are no settings of the
             name after ``--as``.
     """
-    given = given_settings(arguments)
+    changes = given_settings(arguments)
     if arguments["config"] is None:
-        start = RunSettings.from_dict({"recipe": given.get("recipe")})
-    elif "recipe" in given:
+        start = RunSettings.from_dict({"recipe": changes.get("recipe")})
+    elif "recipe" in changes:
         raise ConfigError("--config and --recipe both say where the settings start from: leave one out")
     else:
         start = RunSettings.from_yaml(Path(arguments["config"]))
     values, name = start.to_dict(), arguments["as"]
     if name not in (None, "paper"):
         raise ConfigError(f"--as {name} is unknown: write --as paper, or leave it out")
-    named = {} if name is None else paper_values(given.get("method", values["method"]))
-    return RunSettings.from_dict(overridden(overridden(values, named), given))
+    named = {} if name is None else paper_values(changes.get("method", values["method"]))
+    return RunSettings.from_dict(overridden(overridden(values, named), changes))
 
 
 def names_data(arguments: Mapping[str, Any]) -> bool:
@@ -154,7 +154,7 @@ def names_data(arguments: Mapping[str, Any]) -> bool:
 def as_setting(flag: str) -> str:
     """How to give a setting that has no flag of its own, as a phrase; empty if no setting has that name."""
     name = flag.strip("-").replace("-", "_")
-    names = [each for each in _settings() if name in (each, each.rpartition(".")[2])]
+    names = [setting for setting in _settings() if name in (setting, setting.rpartition(".")[2])]
     return f" Write --set {names[0]}=VALUE." if names else ""
 
 
@@ -168,33 +168,33 @@ def settings_text() -> str:
 
 def _settings() -> dict[str, tuple[str, str]]:
     """By name, the default and the description of each setting."""
-    defaults, found = RunSettings().to_dict(), {}
+    defaults, settings = RunSettings().to_dict(), {}
     for part in (RunSettings, TrainSettings, FracConfig):
-        told = dict(_attributes(part))
+        texts = dict(_attributes(part))
         for field in fields(part):
             name = flat_name(part, field.name)
             if name in defaults and name not in GROUPS:
                 default = defaults[name]["kind"] if name == "schedule" else _text(defaults[name])
-                found[name] = (default, told[field.name])
+                settings[name] = (default, texts[field.name])
     for group, kind in GROUPS.items():
         for name, text in _attributes(kind):
             if name in defaults[group]:
-                found[f"{group}.{name}"] = (_text(defaults[group][name]), text)
-    found["targets.saturate"] = ("False", dict(_attributes(CostTargets))["saturate"])
-    for each in SCHEDULES.values():
-        usual = {f.name: f.default for f in fields(each)}
-        found |= {f"schedule.{name}": (_text(usual[name]), text) for name, text in _attributes(each)}
-    return found
+                settings[f"{group}.{name}"] = (_text(defaults[group][name]), text)
+    settings["targets.saturate"] = ("False", dict(_attributes(CostTargets))["saturate"])
+    for schedule in SCHEDULES.values():
+        usual = {f.name: f.default for f in fields(schedule)}
+        settings |= {f"schedule.{name}": (_text(usual[name]), text) for name, text in _attributes(schedule)}
+    return settings
 
 
-def _require_setting(name: str, found: str) -> None:
+def _require_setting(name: str, equals: str) -> None:
     known = _settings()
     if name not in known:
         if name in GROUPS:
             raise ConfigError(f"--set {name} is a group of settings: write one of {', '.join(_within(name, known))}")
-        close = near(name, known) or near(name, {each.rpartition(".")[2] for each in known})
+        close = near(name, known) or near(name, {setting.rpartition(".")[2] for setting in known})
         raise ConfigError(f"--set {name}: a run has no such setting.{close} '{_LIST_ALL}' lists all")
-    if not found:
+    if not equals:
         raise ConfigError(f"--set {name} has no value: write --set {name}=VALUE (default: {known[name][0]})")
 
 

@@ -55,7 +55,7 @@ class OwnGradients:
         lent = [(p, p.grad) for p in self._parameters if p.grad is not None and p.grad is not self._own.get(p)]
         if not lent:
             return
-        own = [self._own.setdefault(p, torch.empty_like(grad)) for p, grad in lent]
-        torch._foreach_copy_(own, [grad for _, grad in lent])
-        for (p, _), each in zip(lent, own, strict=True):
-            p.grad = each
+        buffers = [self._own.setdefault(p, torch.empty_like(grad)) for p, grad in lent]
+        torch._foreach_copy_(buffers, [grad for _, grad in lent])
+        for (p, _), buffer in zip(lent, buffers, strict=True):
+            p.grad = buffer

@@ -42,8 +42,8 @@ def function_of(path: Path, function: str) -> Callable[..., Any]:
     build = getattr(module, function, None)
     if not callable(build):
         raise ModelError(f"{path} has no function {function!r}.{near(function, vars(module))}")
-    found: Callable[..., Any] = build
-    return found
+    builder: Callable[..., Any] = build
+    return builder
 
 
 @contextmanager

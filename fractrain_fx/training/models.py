@@ -198,7 +198,7 @@ def zoo_models() -> list[str]:
     """Names of the models in this package."""
     from fractrain_fx.zoo import models
 
-    return [each for each in models.__all__ if inspect.isfunction(getattr(models, each))]
+    return [name for name in models.__all__ if inspect.isfunction(getattr(models, name))]
 
 
 def _from_zoo(name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
@@ -217,7 +217,7 @@ def _called(build: Any, name: str, data: DataSet | None, image_size: int | None)
     side = image_size or data.side
     offered = {"image_size": side, "num_classes" if data.task == "classification" else "vocab_size": data.classes}
     _fits(parameters, name, data)
-    lacking = [each.name for each in parameters.values() if each.name not in offered and _needs_value(each)]
+    lacking = [arg.name for arg in parameters.values() if arg.name not in offered and _needs_value(arg)]
     if lacking:
         raise ModelError(
             f"{name} needs {', '.join(lacking)}, which it is not given: write defaults for all arguments but "
@@ -251,5 +251,5 @@ def _needs(data: DataSet, task: str, name: str) -> None:
 
 
 def _unknown(source: str, name: str, known: Iterable[str]) -> ModelError:
-    known = sorted({f"{source}:{each}" for each in known})
+    known = sorted({f"{source}:{model}" for model in known})
     return ModelError(f"model '{source}:{name}' is unknown: {MODEL_FORMS}.{near(f'{source}:{name}', known)}")

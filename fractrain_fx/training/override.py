@@ -45,14 +45,14 @@ def merged(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(before, Mapping) and isinstance(changes, Mapping):
             values[name] = {**before, **changes}
     if start.get("targets") is not None and given.get("targets") is not None:
-        before, changes = (_part(each["targets"], "per_cent") for each in (start, given))
+        before, changes = (_part(settings["targets"], "per_cent") for settings in (start, given))
         values["targets"] = {**before, **changes} if len({**before, **changes}) > 1 else given["targets"]
     if start.get("schedule") is not None and given.get("schedule") is not None:
-        before, changes = (_part(each["schedule"], "kind") for each in (start, given))
+        before, changes = (_part(settings["schedule"], "kind") for settings in (start, given))
         kind = changes.get("kind", before.get("kind", ByLength.kind))
-        known = [each.name for each in fields(SCHEDULES[kind])] if kind in SCHEDULES else []
-        kept = {key: each for key, each in before.items() if key in known}
-        values["schedule"] = {"kind": kind, **kept, **changes} if kept or len(changes) > 1 else kind
+        known = [field.name for field in fields(SCHEDULES[kind])] if kind in SCHEDULES else []
+        shared = {key: value for key, value in before.items() if key in known}
+        values["schedule"] = {"kind": kind, **shared, **changes} if shared or len(changes) > 1 else kind
     return values
 
 

@@ -115,8 +115,8 @@ def require_finite(model: nn.Module, epoch: int) -> None:
     named = dict(model.named_parameters())
     values = [local_part(p) for p in named.values()]
     bad = sum_over_ranks(torch.stack([(~torch.isfinite(x)).any() for x in values]).int())
-    for name, found in zip(named, bad.tolist(), strict=True):
-        if found:
+    for name, broken in zip(named, bad.tolist(), strict=True):
+        if broken:
             raise NonFiniteLossError(
                 f"after epoch {epoch} the weight {name} is NaN or infinite: lower the learning rate"
             )

@@ -211,8 +211,8 @@ def _resumed(out: Path, console: Console | None) -> Trainer:
         return trainer
     aside = on_first(lambda: _set_aside(out))
     if is_first():
-        told = f"; the results so far are in {', '.join(aside)}" if aside else ""
-        text = f"{out} has no checkpoint, so the run starts anew{told}"
+        where = f"; the results so far are in {', '.join(aside)}" if aside else ""
+        text = f"{out} has no checkpoint, so the run starts anew{where}"
         (console or new_console()).print(text, highlight=False, markup=False, soft_wrap=True)
     trainer = build_trainer(settings, out=out, console=console)
     _keep_settings(_chosen(settings, trainer.model), out)

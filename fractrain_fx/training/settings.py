@@ -98,7 +98,7 @@ class TrainSettings:
         check_kinds(self)
         for name, example in (("milestones", "[0.5, 0.75]"), ("betas", "[0.9, 0.999]")):
             require_numbers(name, getattr(self, name), example)
-            object.__setattr__(self, name, tuple(float(each) for each in getattr(self, name)))
+            object.__setattr__(self, name, tuple(float(number) for number in getattr(self, name)))
         for name in ("epochs", "iterations", "epoch_steps", "batch_size", "accumulate"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -201,10 +201,10 @@ class RunSettings:
             raise ConfigError(
                 f"pretrain_epochs={self.pretrain_epochs}: write 1 or more, with setting adaptation or fine-tuning"
             )
-        given = {name: getattr(self.train, name) for name in _OF_GATES}
-        if not self.frac.gated and given != _OF_GATES:
-            told = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != _OF_GATES[name])
-            raise ConfigError(f"{told} changes nothing for method {self.frac.method!r}, which has no gates")
+        settings = {name: getattr(self.train, name) for name in _OF_GATES}
+        if not self.frac.gated and settings != _OF_GATES:
+            changed = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value != _OF_GATES[name])
+            raise ConfigError(f"{changed} changes nothing for method {self.frac.method!r}, which has no gates")
         if self.frac.gated and self.frac.gate.gradient == "fisher" and self.train.mixed_precision == "fp16":
             raise ConfigError(
                 "gate.gradient='fisher' squares gradients, and mixed_precision='fp16' scales them: write "
@@ -229,12 +229,12 @@ class RunSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """One mapping with the names of the command-line flags, and a mapping for each group of the configuration."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("train", "frac")}
+        rest = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("train", "frac")}
         frac = {flat_name(FracConfig, name): value for name, value in self.frac.to_dict().items()}
         del frac["run"]["length"]
         train = {f.name: getattr(self.train, f.name) for f in fields(self.train)}
         train |= {"milestones": list(self.train.milestones), "betas": list(self.train.betas)}
-        return own | frac | train
+        return rest | frac | train
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
@@ -256,9 +256,9 @@ class RunSettings:
         for key in values:
             if key not in known:
                 raise ConfigError(f"a run has no setting {key!r}.{near(str(key), sorted(known))}")
-        own, train, frac = ({part[key]: value for key, value in values.items() if key in part} for part in names)
+        rest, train, frac = ({part[key]: value for key, value in values.items() if key in part} for part in names)
         config = FracConfig.from_dict(frac)
-        return cls(**own, train=TrainSettings(**train), frac=config)
+        return cls(**rest, train=TrainSettings(**train), frac=config)
 
     def to_yaml(self, path: Path) -> None:
         """Write as YAML, which ``fractrain train --config`` reads."""
@@ -282,9 +282,9 @@ def _check_seed(name: str, seed: int) -> None:
 
 def identity(config: Mapping[str, Any], processes: int) -> dict[str, Any]:
     """The settings that decide the numbers of a run on so many processes."""
-    found: dict[str, Any] = {"processes": processes}
+    settings: dict[str, Any] = {"processes": processes}
     for key, value in config.items():
         if key not in _NO_MATTER:
             parts = value.items() if isinstance(value, Mapping) else ()
-            found |= {f"{key}.{part}": each for part, each in parts} or {key: value}
-    return found
+            settings |= {f"{key}.{part}": setting for part, setting in parts} or {key: value}
+    return settings

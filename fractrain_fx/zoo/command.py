@@ -37,7 +37,7 @@ def list_zoo(*, as_json: bool = False) -> None:
     models = [f"zoo:{name}" for name in zoo_models()]
     if as_json:
         names = {recipe.name: {"row": recipe.row, "tables": list(recipe.tables)} for recipe in recipes}
-        formats = {name: each.to_dict() for name, each in FORMAT_RECIPES.items()}
+        formats = {name: recipe.to_dict() for name, recipe in FORMAT_RECIPES.items()}
         print(json.dumps({"models": models, "tables": TABLES | {_EDGE: EDGE}, "recipes": names, "formats": formats}))
         return
     console = new_console()
@@ -61,10 +61,10 @@ def list_zoo(*, as_json: bool = False) -> None:
 
 
 def _format_row(name: str) -> tuple[str, str]:
-    each = FORMAT_RECIPES[name]
+    item = FORMAT_RECIPES[name]
     return (
         name,
-        f"format {each.recipe.format} at {each.precision}: cp {each.cp:.2f} %, scales {each.scales}; {each.source}",
+        f"format {item.recipe.format} at {item.precision}: cp {item.cp:.2f} %, scales {item.scales}; {item.source}",
     )
 
 
@@ -126,7 +126,7 @@ def _renew(file: Path, name: str, table: str) -> None:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     renewed, count = re.subn(
         f"({re.escape(marks[0])}\n).*?({re.escape(marks[1])})",
-        lambda found: f"{found[1]}\n{table}\n{found[2]}",
+        lambda match: f"{match[1]}\n{table}\n{match[2]}",
         text,
         flags=re.DOTALL,
     )

@@ -127,13 +127,13 @@ def compare(table: str, runs: Iterable[Path] = ()) -> list[PaperComparison]:
     for folder in runs:
         name, run = read_run(folder)
         measured.setdefault(name, []).append(run)
-    made: dict[str, PaperComparison] = {}
+    comparisons: dict[str, PaperComparison] = {}
 
     def row(recipe: PaperRecipe) -> PaperComparison:
-        if recipe.name not in made:
+        if recipe.name not in comparisons:
             base = None if recipe.baseline is None else row(load_recipe(recipe.baseline))
-            made[recipe.name] = PaperComparison(recipe, base, tuple(measured.get(recipe.name, ())))
-        return made[recipe.name]
+            comparisons[recipe.name] = PaperComparison(recipe, base, tuple(measured.get(recipe.name, ())))
+        return comparisons[recipe.name]
 
     return [row(recipe) for recipe in recipes_of(table)]
 

@@ -49,13 +49,13 @@ class FormatRecipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with every field of the recipe."""
-        own = {"name": self.name, "precision": str(self.precision), "cp": self.cp, "scales": self.scales}
-        return own | {"source": self.source, "differs": self.differs, "recipe": asdict(self.recipe)}
+        values = {"name": self.name, "precision": str(self.precision), "cp": self.cp, "scales": self.scales}
+        return values | {"source": self.source, "differs": self.differs, "recipe": asdict(self.recipe)}
 
 
 FORMAT_RECIPES = {
-    each.name: each
-    for each in (
+    recipe.name: recipe
+    for recipe in (
         FormatRecipe(
             "fp8",
             "arXiv 2209.05433",

@@ -77,9 +77,9 @@ def comparison_lines(table: str, rows: Sequence[PaperComparison]) -> Iterator[Re
             group = title
             yield Text(f"\n{title}", style="bold")
         for name, *numbers in _cells(row):
-            told = "; ".join(f"{head} {cell}" for head, cell in zip(_NAMES, numbers, strict=True) if cell)
+            words = "; ".join(f"{head} {cell}" for head, cell in zip(_NAMES, numbers, strict=True) if cell)
             yield Padding(Text(name.strip()), (0, 0, 0, 2))
-            yield Padding(Text(told), (0, 0, 0, 6))
+            yield Padding(Text(words), (0, 0, 0, 6))
 
 
 def markdown_table(rows: Sequence[PaperComparison]) -> str:

@@ -41,11 +41,11 @@ def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
 
 def _slugs(runs: Sequence[Run]) -> dict[str, str]:
     """A unique part of file names and element names for each run."""
-    found: dict[str, str] = {}
+    slugs: dict[str, str] = {}
     for run in runs:
         slug = base = re.sub(r"[^A-Za-z0-9_]+", "-", run.name).strip("-") or "run"
         number = 2
-        while slug in found.values():
+        while slug in slugs.values():
             slug, number = f"{base}-{number}", number + 1
-        found[run.name] = slug
-    return found
+        slugs[run.name] = slug
+    return slugs

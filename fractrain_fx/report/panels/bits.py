@@ -53,13 +53,13 @@ def allocations(
     )
 
 
-def _epochs(gated: Sequence[Run], asked: tuple[int, ...]) -> tuple[int, ...]:
+def _epochs(gated: Sequence[Run], chosen: tuple[int, ...]) -> tuple[int, ...]:
     longest = max(run.stages[-1].last for run in gated)
-    for epoch in asked:
+    for epoch in chosen:
         if not 1 <= epoch <= longest:
             raise ConfigError(f"epoch {epoch} is in none of these runs: write some of 1 to {longest}")
     ends = {stage.last for run in gated for stage in run.stages}
-    return tuple(sorted(set(asked))) or (
+    return tuple(sorted(set(chosen))) or (
         tuple(sorted(ends)) if len(ends) <= 8 else (1, math.ceil(longest / 2), longest)
     )
 

@@ -26,7 +26,7 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
         return None
     unmeasured = [run.name for run in finished if run.result is not None and not run.result.best_epoch]
     members = {"end": finished, "best": [run for run in finished if run.name not in unmeasured]}
-    scopes = {scope: told for scope, told in _SCOPES.items() if members[scope]}
+    scopes = {scope: words for scope, words in _SCOPES.items() if members[scope]}
     for scope in scopes:
         tables[f"paths-{scope}"] = frames.path_rows(members[scope], scope)
         for run in members[scope]:
@@ -43,10 +43,10 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
         f"{quantity}-{scope}": Rendering(
             _paths_chart(quantity, f"paths-{scope}", len(members[scope])),
             (f"paths-{scope}",),
-            f"By path: {title}, {told}",
+            f"By path: {title}, {words}",
         )
         for quantity, title in _MEASURES.items()
-        for scope, told in scopes.items()
+        for scope, words in scopes.items()
     }
     summary = f"Stacked bars, one for each run. Whole runs: {' '.join(totals)}"
     figures = [
@@ -60,21 +60,21 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
     for run in finished:
         slug = slugs[run.name]
         rows = len({row["block"] for row in tables[f"blocks-end-{slug}"]})
-        own = {
+        by_block = {
             f"{quantity}-{scope}": Rendering(
                 _blocks_chart(quantity, f"blocks-{scope}-{slug}", tops[quantity, scope], rows),
                 (f"blocks-{scope}-{slug}",),
-                f"{run.name} by block: {title}, {told}",
+                f"{run.name} by block: {title}, {words}",
             )
             for quantity, title in _MEASURES.items()
-            for scope, told in scopes.items()
+            for scope, words in scopes.items()
             if run in members[scope]
         }
         columns = (Column("block", "block"), Column("path", "path"), *numbers)
-        told = (
+        caption = (
             f"Stacked bars: what each block of {run.name} cost, by path; what is outside a block has its layer's name."
         )
-        figures.append(Figure(f"blocks-{slug}", told, columns, own, width=width_of(len(finished)), plots=plots))
+        figures.append(Figure(f"blocks-{slug}", caption, columns, by_block, width=width_of(len(finished)), plots=plots))
     notes = []
     for run in finished:
         if run.result is not None and (ops := run.result.hardware["end"]["unpriced"]):

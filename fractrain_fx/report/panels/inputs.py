@@ -23,11 +23,11 @@ def by_input(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Ma
     tables["information"] = rows
     shown = list(dict.fromkeys(row["run"] for row in rows))
     last = {row["run"]: row for row in rows}
-    told = ", ".join(f"{name} {row['information']:.3f} bits a block" for name, row in last.items())
+    at_end = ", ".join(f"{name} {row['information']:.3f} bits a block" for name, row in last.items())
     figures = [
         Figure(
             key="information",
-            summary=f"Mutual information between sample and option in each evaluation. At the end: {told}.",
+            summary=f"Mutual information between sample and option in each evaluation. At the end: {at_end}.",
             columns=(
                 Column("run", "run"),
                 Column("epoch", "epoch", "d"),

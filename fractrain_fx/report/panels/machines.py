@@ -40,10 +40,10 @@ def machines(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Ma
         return None
     tables["machines"] = rows
     top = max(max(row["of_float32"], row["bfloat16_of_float32"] or 0.0) for row in rows)
-    told = "; ".join(_told(row) for row in rows)
+    times = "; ".join(_told(row) for row in rows)
     figure = Figure(
         key="machines",
-        summary=f"Bars: time of each run on each machine as a share of float32. {told}.",
+        summary=f"Bars: time of each run on each machine as a share of float32. {times}.",
         columns=_COLUMNS,
         variants={
             "": Rendering(_chart([run.name for run in finished], top, len(rows)), ("machines",), "Time of training")
@@ -63,9 +63,9 @@ def machines(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Ma
 
 def _told(row: frames.Row) -> str:
     times = {"": row["seconds"], " in float32": row["float32"], " in bfloat16": row["bfloat16"]}
-    unit, size = time_unit(each for each in times.values() if each is not None)
-    told = (f"{plain_number(each / size)} {unit}{where}" for where, each in times.items() if each is not None)
-    return f"{row['run']} on {row['machine']}: {', '.join(told)}"
+    unit, size = time_unit(seconds for seconds in times.values() if seconds is not None)
+    texts = (f"{plain_number(seconds / size)} {unit}{where}" for where, seconds in times.items() if seconds is not None)
+    return f"{row['run']} on {row['machine']}: {', '.join(texts)}"
 
 
 def _notes(finished: Sequence[Run], rows: Sequence[frames.Row]) -> Iterator[str]:
@@ -74,8 +74,8 @@ def _notes(finished: Sequence[Run], rows: Sequence[frames.Row]) -> Iterator[str]
             "An asterisk marks machines without units for some precisions of a run, which they compute at the next "
             "wider type: the data table names them."
         )
-    priced = [(run.name, each) for run in finished if run.result is not None for each in run.result.machines]
-    if alone := dict.fromkeys(each.machine for _, each in priced if each.contractions_only):
+    priced = [(run.name, estimate) for run in finished if run.result is not None for estimate in run.result.machines]
+    if alone := dict.fromkeys(estimate.machine for _, estimate in priced if estimate.contractions_only):
         yield (
             f"Contractions alone have a price on {' and '.join(alone)}: no norms, activation functions and sums. Their "
             "float32 is integers of 32 bits."
@@ -83,12 +83,12 @@ def _notes(finished: Sequence[Run], rows: Sequence[frames.Row]) -> Iterator[str]
     if any(row["joules"] is None for row in rows):
         unknown = dict.fromkeys(row["machine"] for row in rows if row["joules"] is None)
         yield f"No figure for energy is known of {', '.join(unknown)}."
-    for name, each in priced:
-        if each.unpriced:
-            left = "is left out" if each.seconds is None else "its numbers are those of the others"
+    for name, estimate in priced:
+        if estimate.unpriced:
+            left = "is left out" if estimate.seconds is None else "its numbers are those of the others"
             yield (
-                f"{each.machine} has no price for {len(each.unpriced)} contractions of {name}, such as "
-                f"{', '.join(each.unpriced[:3])}: {left}."
+                f"{estimate.machine} has no price for {len(estimate.unpriced)} contractions of {name}, such as "
+                f"{', '.join(estimate.unpriced[:3])}: {left}."
             )
 
 

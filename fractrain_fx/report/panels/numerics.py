@@ -40,10 +40,10 @@ def numerics(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Ma
         curves = _curve_rows(steps)
         if not curves:
             continue
-        slug, own = slugs[run.name], list(dict.fromkeys(row["op"] for row in curves))
-        ops |= dict.fromkeys(own, "")
+        slug, op_names = slugs[run.name], list(dict.fromkeys(row["op"] for row in curves))
+        ops |= dict.fromkeys(op_names, "")
         tables[f"numerics-{slug}"], tables[f"curves-{slug}"] = _map_rows(curves), curves
-        figures += [_map(run, f"numerics-{slug}", len(own), len(steps)), *_curves(run, f"curves-{slug}", own)]
+        figures += [_map(run, f"numerics-{slug}", len(op_names), len(steps)), *_curves(run, f"curves-{slug}", op_names)]
     if not figures:
         return None
     control = Control("op", "Op", {op: op for op in ops})
@@ -94,23 +94,23 @@ def _curves(run: Run, table: str, ops: Sequence[str]) -> list[Figure]:
 def _curve_rows(steps: Sequence[WatchedStep]) -> list[frames.Row]:
     """A row for each operand and stretch of steps, with the worst numbers of the stretch."""
     size = -(-len(steps) // _TIMES)
-    found: list[frames.Row] = []
+    curves: list[frames.Row] = []
     for at in range(0, len(steps), size or 1):
         stretch = steps[at : at + size]
         rows: dict[tuple[str, str], frames.Row] = {}
         for step in stretch:
-            for each in step.operands:
-                if each.as_if:
+            for record in step.operands:
+                if record.as_if:
                     continue
-                name = f"{each.operand} of {' and '.join(each.products)}"
-                row = rows.setdefault((each.op, name), {"op": each.op, "operand": name, "step": stretch[-1].step})
-                seen = each.statistics
-                row["sqnr"] = _worst(min, row.get("sqnr"), seen.sqnr)
+                name = f"{record.operand} of {' and '.join(record.products)}"
+                row = rows.setdefault((record.op, name), {"op": record.op, "operand": name, "step": stretch[-1].step})
+                numbers = record.statistics
+                row["sqnr"] = _worst(min, row.get("sqnr"), numbers.sqnr)
                 for share in ("underflowed", "clipped", "zero"):
-                    row[share] = _worst(max, row.get(share), round(100 * getattr(seen, share), 4))
-                row["largest"] = _worst(max, row.get("largest"), seen.largest if seen.finite else None) or None
-        found += rows.values()
-    return found
+                    row[share] = _worst(max, row.get(share), round(100 * getattr(numbers, share), 4))
+                row["largest"] = _worst(max, row.get("largest"), numbers.largest if numbers.finite else None) or None
+        curves += rows.values()
+    return curves
 
 
 def _map_rows(curves: Sequence[frames.Row]) -> list[frames.Row]:

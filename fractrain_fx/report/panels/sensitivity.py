@@ -32,12 +32,12 @@ def sensitivity(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs:
         path = run.path / FILE
         if not (run.path.is_dir() and path.is_file()):
             continue
-        found = Sensitivities.from_json(path)
+        sensitivities = Sensitivities.from_json(path)
         pins = _chosen(run.path / ALLOCATION)
-        slug, ops = slugs[run.name], len(found.measured)
+        slug, ops = slugs[run.name], len(sensitivities.measured)
         for kind, title in (("loss", "change of the loss"), ("noise", "harm beside the batch's noise")):
             table = f"sensitivity-{kind}-{slug}"
-            tables[table] = _rows(found, pins, noise=kind == "noise")
+            tables[table] = _rows(sensitivities, pins, noise=kind == "noise")
             figures.append(_map(run, table, ops, title, noise=kind == "noise"))
     if not figures:
         return None
@@ -64,23 +64,23 @@ def _map(run: Run, table: str, ops: int, title: str, *, noise: bool) -> Figure:
     )
 
 
-def _rows(found: Sensitivities, pins: Sequence[Pin], *, noise: bool) -> list[frames.Row]:
+def _rows(sensitivities: Sensitivities, pins: Sequence[Pin], *, noise: bool) -> list[frames.Row]:
     """A row for each op, operand and width, with the logarithm of its value."""
-    values = [(each, (each.noise if noise else each.change) or 0.0) for each in found.rows]
-    own = [(each, value) for each, value in values if (each.operand == "g") == noise]
-    top = max((value for _, value in own), default=0.0)
+    values = [(row, (row.noise if noise else row.change) or 0.0) for row in sensitivities.rows]
+    shown = [(row, value) for row, value in values if (row.operand == "g") == noise]
+    top = max((value for _, value in shown), default=0.0)
     least = math.log10(top) - _DECADES if top > 0 else 0.0
     return [
         {
-            "op": each.op,
-            "operand": _OPERANDS[each.operand],
-            "bits": each.bits,
-            "column": f"{each.operand} {each.bits}",
+            "op": row.op,
+            "operand": _OPERANDS[row.operand],
+            "bits": row.bits,
+            "column": f"{row.operand} {row.bits}",
             "value": value,
             "shade": max(least, math.log10(value)) if value > 0 else least,
-            "chosen": _words(_last_for(each.op, pins), each.bits, noise=noise),
+            "chosen": _words(_last_for(row.op, pins), row.bits, noise=noise),
         }
-        for each, value in sorted(own, key=lambda pair: pair[0].operand, reverse=True)  # x before w
+        for row, value in sorted(shown, key=lambda pair: pair[0].operand, reverse=True)  # x before w
     ]
 
 
@@ -96,10 +96,10 @@ def _last_for(op: str, pins: Sequence[Pin]) -> Pin | None:
 
 def _words(pin: Pin | None, bits: int, *, noise: bool) -> str:
     """Whether a width was chosen: ``chosen``, or the stages that have it; empty if none."""
-    widths = [] if pin is None else [each.bw if noise else each.fw for each in pin.stages]
+    widths = [] if pin is None else [stage.bw if noise else stage.fw for stage in pin.stages]
     if bits not in widths:
         return ""
-    stages = [str(number) for number, each in enumerate(widths, 1) if each == bits]
+    stages = [str(number) for number, width in enumerate(widths, 1) if width == bits]
     return "chosen" if len(widths) == 1 else f"chosen in stage {', '.join(stages)}"
 
 

@@ -63,11 +63,11 @@ def stages(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapp
     )
     for field, heading, title in shown:
         if any(row[field] is not None for row in rows):
-            told = ", ".join(f"{row['run']} {row['stage']}: {row[field]:.4g}" for row in rows if row[field] is not None)
+            text = ", ".join(f"{row['run']} {row['stage']}: {row[field]:.4g}" for row in rows if row[field] is not None)
             bars = sum(row[field] is not None for row in rows)
             variant = Rendering(_stages_chart(field, title, names, bars), ("stages",), heading)
             key = f"stages-{field.replace('_', '-')}"
-            figures.append(Figure(key, f"Bars: {title}. {told}.", stage_columns, {"": variant}, width="third"))
+            figures.append(Figure(key, f"Bars: {title}. {text}.", stage_columns, {"": variant}, width="third"))
     notes = []
     uncounted = {run.name: run.records[-1].row.uncounted for run in runs if run.records[-1].row.uncounted}
     if uncounted:

@@ -38,7 +38,7 @@ def trajectories(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs
         *(("value", _unit(f"test {metric}", metric), [r for r in runs if r.metric == metric]) for metric in metrics),
         ("loss", "training loss", list(runs)),
     ]:
-        own = [run.name for run in members]
+        member_names = [run.name for run in members]
         heading = title.partition(",")[0]
         variants = {}
         for axis in axes:
@@ -68,14 +68,14 @@ def trajectories(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs
             Column("bitfusion_seconds", "latency so far, s", "g4"),
             Column("hours", "measured, h", "g4"),
         )
-        told = " ".join(_ending(run, measure, title) for run in members)
+        endings = " ".join(_ending(run, measure, title) for run in members)
         figures.append(
             Figure(
                 key="trajectory-" + (members[0].metric if measure == "value" else "loss"),
-                summary=f"A line for each run; its marks are turning points. {told}",
+                summary=f"A line for each run; its marks are turning points. {endings}",
                 columns=columns,
                 variants=variants,
-                where={"run": own},
+                where={"run": member_names},
                 plots=("macs", "epoch"),
             )
         )
@@ -147,7 +147,7 @@ def _chart(
             opacity=alt.condition(focus, alt.value(1), alt.value(0.12)),
         )
     )
-    told = [
+    tooltips = [
         alt.Tooltip("run:N", title="run"),
         alt.Tooltip("epoch:Q", title="epoch"),
         alt.Tooltip("level:N", title="stage"),
@@ -160,7 +160,7 @@ def _chart(
     alone = base.transform_filter(alt.FieldOneOfPredicate(field="run", oneOf=list(single))).mark_circle(size=60)
     points = base.transform_filter("datum.turning").mark_point(filled=True, size=90, opacity=1)
     points = points.encode(shape=alt.Shape("run:N", title=None, scale=alt.Scale(domain=list(runs)), legend=legend))
-    hover = base.mark_circle(size=110).encode(opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=told)
+    hover = base.mark_circle(size=110).encode(opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=tooltips)
     # Vega warns of a layer without a point, so these are drawn only where they have one
     layers = [line, *([alone] if single else []), *([points] if turning else [])]
     return plain(alt.layer(*layers, hover.add_params(near)).add_params(focus), height=340)

@@ -89,7 +89,7 @@ class DataSet:
         if self.task == "language":
             return inputs.to(torch.int64)
         if self.pixels is not None:
-            mean, std = (255 * torch.tensor(each, device=inputs.device).view(-1, 1, 1) for each in self.pixels)
+            mean, std = (255 * torch.tensor(numbers, device=inputs.device).view(-1, 1, 1) for numbers in self.pixels)
             inputs = inputs.float().sub_(mean).div_(std)
         if self.shape is not None:
             channels, *size = self.shape

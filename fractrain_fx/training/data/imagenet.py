@@ -42,11 +42,11 @@ def _listed(folder: Path) -> tuple[list[str], ImageFiles]:
     from torchvision.datasets import ImageFolder
 
     try:
-        found = ImageFolder(str(folder))
+        images = ImageFolder(str(folder))
     except FileNotFoundError as error:  # also where a class has no images
         raise DataError(f"{folder} is not a folder with one folder of images for each class: {error}") from error
-    paths, targets = zip(*found.samples, strict=True)
-    return found.classes, ImageFiles(tuple(paths), torch.tensor(targets), _transform)
+    paths, targets = zip(*images.samples, strict=True)
+    return images.classes, ImageFiles(tuple(paths), torch.tensor(targets), _transform)
 
 
 def _transform(side: int, training: bool) -> Callable[[Any], Tensor]:

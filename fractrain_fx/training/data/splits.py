@@ -48,7 +48,7 @@ def phases_of(data: DataSet, setting: Setting, seed: int = 0) -> tuple[DataSet, 
         return _only(data, first), _only(data, second)
     halves = _halves(data, seed)
     phases = [replace(data, train=_take(data.train, rows)) for rows in (halves, ~halves)]
-    if any(len(each.train) == 0 for each in phases):
+    if any(len(phase.train) == 0 for phase in phases):
         raise DataError(f"{data.name} has too few training samples for two halves: use more of them")
     return phases[0], phases[1]
 

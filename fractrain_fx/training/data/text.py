@@ -49,7 +49,7 @@ def load_text(name: str, data_dir: Path | None, block_length: int) -> DataSet:
     # An array, because 103 million words as Python integers would take gigabytes.
     numbers = array("i", (vocabulary.setdefault(word, len(vocabulary)) for word in tokens(train)))
     test_numbers = array("i", (vocabulary.get(word, 0) for word in tokens(test)))
-    parts = [torch.frombuffer(each, dtype=torch.int32) if each else torch.zeros(0) for each in (numbers, test_numbers)]
+    parts = [torch.frombuffer(part, dtype=torch.int32) if part else torch.zeros(0) for part in (numbers, test_numbers)]
     shortest = min(map(len, parts)) - 1
     if not 1 <= block_length <= shortest:
         raise DataError(
@@ -73,11 +73,11 @@ def _words(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _file(data_dir: Path, part: str) -> Path:
-    found = sorted(path for path in data_dir.glob(f"*{part}*") if path.is_file())
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
+    files = sorted(path for path in data_dir.glob(f"*{part}*") if path.is_file())
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files) or "none"
         raise DataError(f"{data_dir} must hold one file with {part!r} in its name, like {part}.txt; found {names}")
-    return found[0]
+    return files[0]
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -112,8 +112,8 @@ def _write(draft: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> N
 
 def latest_checkpoint(out: Path) -> Path | None:
     """The folder of the newest checkpoint of a run, if it has one."""
-    found = _checkpoints(out)
-    return found[-1] if found else None
+    folders = _checkpoints(out)
+    return folders[-1] if folders else None
 
 
 def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> Checkpoint:
@@ -181,12 +181,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(epoch, state["config"], state["state"], tensors, folder)
 
 
-def _refuse_other_config(folder: Path, made: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    differ = [key for key in sorted({*made, *now}) if made.get(key) != now.get(key)]
+def _refuse_other_config(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    differ = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if differ:
-        told = "; ".join(f"{key} was {made.get(key)!r} and is {now.get(key)!r}" for key in differ)
+        change = "; ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in differ)
         raise RunError(
-            f"{folder} was made with another configuration: {told}. Put it back, or start a new run in another folder"
+            f"{folder} was made with another configuration: {change}. Put it back, or start a new run in another folder"
         )
 
 
@@ -196,8 +196,8 @@ def _name(epoch: int) -> str:
 
 def _checkpoints(out: Path) -> list[Path]:
     """Folders of checkpoints, oldest first."""
-    found = [path for path in out.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(_PREFIX)))
+    folders = [path for path in out.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix(_PREFIX)))
 
 
 def _digest(path: Path) -> str:

@@ -110,11 +110,11 @@ def hold_new(parent: Path, name: str) -> HeldFolder:
     Raises:
         RunError: ``parent`` cannot be written to.
     """
-    made = _make(parent)
+    folders = _make(parent)
     for path in (parent / f"{name}-{number}" for number in count(1)):
         with writing(path), contextlib.suppress(FileExistsError):
             path.mkdir()
-            return hold(path, made=[path, *made])
+            return hold(path, made=[path, *folders])
     raise AssertionError("count() does not end")
 
 

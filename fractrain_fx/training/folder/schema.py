@@ -78,8 +78,8 @@ def _require(value: Any, form: Any, place: str) -> None:
             _require(value.get(name), inner, f"{place}: {name}")
     elif isinstance(form, list):
         _require(value, list, place)
-        for number, each in enumerate(value):
-            _require(each, form[0], f"{place}[{number}]")
+        for number, item in enumerate(value):
+            _require(item, form[0], f"{place}[{number}]")
     elif not isinstance(value, form) or isinstance(value, bool):
         kinds = form if isinstance(form, tuple) else (form,)
         raise ValueError(f"{place} is {type(value).__name__} and not {' or '.join(kind.__name__ for kind in kinds)}")
@@ -97,5 +97,5 @@ def reading(place: Path) -> Iterator[None]:
     except FracTrainError:
         raise
     except _DAMAGE as error:
-        told = f"no entry {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise RunError(f"{place} is damaged ({told}): restore it from a copy, or start the run again") from error
+        reason = f"no entry {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise RunError(f"{place} is damaged ({reason}): restore it from a copy, or start the run again") from error

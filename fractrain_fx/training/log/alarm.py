@@ -49,8 +49,8 @@ class Alarm:
         try:
             engine.check_finite()
         except NonFiniteLossError as error:
-            told = self._examine(inputs, targets)
-            raise NonFiniteLossError(f"{error}{next_sentence(told)}") from error
+            diagnosis = self._examine(inputs, targets)
+            raise NonFiniteLossError(f"{error}{next_sentence(diagnosis)}") from error
 
     def look(self, log: RunLog, look: Look, batch: tuple[Tensor, Tensor] | None) -> None:
         """Report a step, and a loss that jumps; ``batch`` is ``None`` if other processes train with this one."""

@@ -65,16 +65,16 @@ class Extremes:
         self._count += len(spent)
         rows = _ends(spent.argsort(stable=True).tolist())
         self._held += zip(spent[rows].tolist(), inputs[rows].cpu(), strict=True)
-        self._held = _ends(sorted(self._held, key=lambda each: each[0]))
+        self._held = _ends(sorted(self._held, key=lambda pair: pair[0]))
 
     def read(self) -> list[Sample]:
         """The cheapest and the dearest of all processes, by cost; a collective."""
         parts = gather_over_ranks((self._count, self._held))
         total = sum(count for count, _ in parts)
-        held = sorted((each for _, part in parts for each in part), key=lambda each: each[0])
+        held = sorted((pair for _, part in parts for pair in part), key=lambda pair: pair[0])
         ends = dict(enumerate(held[:_AT_EACH_END]))
         ends |= {
-            total - 1 - i: each for i, each in enumerate(reversed(held[-_AT_EACH_END:])) if total - 1 - i not in ends
+            total - 1 - i: pair for i, pair in enumerate(reversed(held[-_AT_EACH_END:])) if total - 1 - i not in ends
         }
         return [Sample(cp, order, _picture(x)) for order, (cp, x) in sorted(ends.items())]
 
@@ -85,12 +85,12 @@ def write_samples(samples: list[Sample], folder: Path) -> None:
     Raises:
         RunError: the disk is full, or the folder cannot be written to.
     """
-    write_text(folder / SAMPLES, json.dumps([asdict(each) for each in samples]))
+    write_text(folder / SAMPLES, json.dumps([asdict(sample) for sample in samples]))
 
 
 def read_samples(folder: Path) -> Iterator[Sample]:
     """What :func:`write_samples` wrote."""
-    yield from (Sample(**each) for each in json.loads((folder / SAMPLES).read_text(encoding="utf-8")))
+    yield from (Sample(**values) for values in json.loads((folder / SAMPLES).read_text(encoding="utf-8")))
 
 
 def _ends(ordered: list[T]) -> list[T]:

@@ -74,8 +74,8 @@ class EpochRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """One flat mapping; the measure is under ``test_`` and its name."""
-        own = {name: value for name, value in vars(self).items() if name not in ("row", "metric", "value")}
-        return asdict(self.row) | {f"test_{self.metric}": self.value} | own
+        others = {name: value for name, value in vars(self).items() if name not in ("row", "metric", "value")}
+        return asdict(self.row) | {f"test_{self.metric}": self.value} | others
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
@@ -86,12 +86,12 @@ class EpochRecord:
         """
         row = EpochRow.from_dict({name: values[name] for name in _ROW if name in values})
         (measure,) = (name for name in values if name.startswith("test_") and name != "test_loss")
-        own = {field.name for field in fields(cls)} - {"row", "metric", "value"}
+        names = {field.name for field in fields(cls)} - {"row", "metric", "value"}
         record = cls(
             row=row,
             metric=measure.removeprefix("test_"),
             value=values[measure],
-            **{name: values[name] for name in own & values.keys()},
+            **{name: values[name] for name in names & values.keys()},
         )
         check_kinds(record)
         return record
@@ -145,14 +145,14 @@ def kept_lines(metrics: Path, epoch: int) -> list[str]:
     """
     if epoch == 0 or not metrics.exists():
         return []
-    kept: list[str] = []
+    lines: list[str] = []
     last: int | None = None
     try:
         for line in metrics.read_text(encoding="utf-8").splitlines():
             record = EpochRecord.from_dict(json.loads(line)).row.epoch
             if last is not None and record != last + 1:
                 raise ValueError(f"epoch {record} follows epoch {last}")
-            kept, last = [*kept, f"{line}\n"], record
+            lines, last = [*lines, f"{line}\n"], record
             if record >= epoch:
                 break
         if last != epoch:
@@ -162,4 +162,4 @@ def kept_lines(metrics: Path, epoch: int) -> list[str]:
             f"{metrics} is damaged, or not that of the checkpoint after epoch {epoch} ({error}): restore it from a "
             "copy, or rename it to go on without the lines so far"
         ) from error
-    return kept
+    return lines

@@ -78,11 +78,11 @@ class RunLog:
         )
         self._task = self._progress.add_task("starting", total=batches, completed=done)
         if self._metrics is not None:
-            kept = kept_lines(self._metrics, epoch)
-            if len(kept) < epoch:
-                self.say(f"{self._metrics.name} has no lines of the first {epoch - len(kept)} epochs, which were lost")
+            lines = kept_lines(self._metrics, epoch)
+            if len(lines) < epoch:
+                self.say(f"{self._metrics.name} has no lines of the first {epoch - len(lines)} epochs, which were lost")
             if self._metrics.exists():
-                write_text(self._metrics, "".join(kept))
+                write_text(self._metrics, "".join(lines))
             if importlib.util.find_spec("tensorboard") is not None:
                 self._board = Board(self._metrics.parent, epoch=epoch, step=step)
             else:
@@ -175,17 +175,19 @@ class Board:
     def numerics(self, seen: WatchedStep) -> None:
         """Write a watched step: histograms over the ops of each operand's bits that survive, and of block scales."""
         for letter in "xwg":
-            own = [each.statistics for each in seen.operands if each.operand == letter and not each.as_if]
-            bits = [each.effective_bits for each in own if each.effective_bits is not None]
+            of_letter = [record.statistics for record in seen.operands if record.operand == letter and not record.as_if]
+            bits = [statistics.effective_bits for statistics in of_letter if statistics.effective_bits is not None]
             if bits:
                 self._steps.add_histogram(f"effective_bits/{letter}", torch.tensor(bits), seen.step)
-        for each in seen.operands:
-            name = f"{each.op}/{each.operand}.{each.products[0]}" + (f".as_{each.as_if}" if each.as_if else "")
-            if each.statistics.sqnr is not None:
-                self._steps.add_scalar(f"sqnr/{name}", each.statistics.sqnr, seen.step)
-            if each.statistics.scales:
-                exponents = torch.tensor(list(each.statistics.scales))
-                counts = torch.tensor(list(each.statistics.scales.values()))
+        for record in seen.operands:
+            name = f"{record.op}/{record.operand}.{record.products[0]}" + (
+                f".as_{record.as_if}" if record.as_if else ""
+            )
+            if record.statistics.sqnr is not None:
+                self._steps.add_scalar(f"sqnr/{name}", record.statistics.sqnr, seen.step)
+            if record.statistics.scales:
+                exponents = torch.tensor(list(record.statistics.scales))
+                counts = torch.tensor(list(record.statistics.scales.values()))
                 self._steps.add_histogram(f"scales/{name}", exponents.repeat_interleave(counts), seen.step)
 
     def close(self) -> None:
