@@ -153,8 +153,8 @@ def hides_tensor(value: Any) -> bool:
         seen.add(id(part))
         known = dict(items_of(part) or ())
         if isinstance(part, (Mapping, tuple, list)):
-            return any(hides(each, hidden) for each in known.values())
-        return any(hides(each, hidden or name not in known) for name, each in getattr(part, "__dict__", {}).items())
+            return any(hides(item, hidden) for item in known.values())
+        return any(hides(item, hidden or name not in known) for name, item in getattr(part, "__dict__", {}).items())
 
     return hides(value, hidden=False)
 
