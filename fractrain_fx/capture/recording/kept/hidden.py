@@ -133,16 +133,16 @@ def contractions_in_operator(name: str, values: Any) -> Counter[str]:
     return Counter({_UNSHOWN: 1} if len(matrices) >= 2 else {})
 
 
-def _named(function: Any, seen: set[int]) -> Iterator[str]:
+def _named(function: Any, visited: set[int]) -> Iterator[str]:
     """Contractions named in a function's code, and in that of the functions, or kernels of Triton, that it calls."""
     function = inspect.unwrap(getattr(function, "fn", function))
-    if id(function) in seen or not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+    if id(function) in visited or not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
         return
-    seen.add(id(function))
+    visited.add(id(function))
     called: set[str] = set()
     yield from _named_in(function.__code__, called)
     for name in called & function.__globals__.keys():
-        yield from _named(function.__globals__[name], seen)
+        yield from _named(function.__globals__[name], visited)
 
 
 def _named_in(code: CodeType, called: set[str]) -> Iterator[str]:
