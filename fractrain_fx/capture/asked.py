@@ -119,13 +119,13 @@ class RequiresGrad:
     inputs: tuple[int, ...] = ()
 
     def reader(self, model: nn.Module) -> Read:
-        parts = [(model.get_submodule(path), name) for path, _, name in (each.rpartition(".") for each in self.names)]
+        parts = [(model.get_submodule(path), name) for path, _, name in (full.rpartition(".") for full in self.names)]
 
         def read(values: Sequence[Any]) -> bool:
             if any(getattr(getattr(part, name, None), "requires_grad", False) for part, name in parts):
                 return True
-            given = list(tensors_in(values)) if self.inputs else []
-            return any(x.requires_grad for place in self.inputs for x in given[place : place + 1])
+            tensors = list(tensors_in(values)) if self.inputs else []
+            return any(x.requires_grad for place in self.inputs for x in tensors[place : place + 1])
 
         return read
 
@@ -144,8 +144,8 @@ class InputFact:
 
     def reader(self, model: nn.Module) -> Read:
         def read(values: Sequence[Any]) -> Any:
-            given = next((x for place, x in enumerate(tensors_in(values)) if place == self.place), None)
-            fact = getattr(given, self.name, None)
+            tensor = next((x for place, x in enumerate(tensors_in(values)) if place == self.place), None)
+            fact = getattr(tensor, self.name, None)
             return fact() if callable(fact) else fact
 
         return read

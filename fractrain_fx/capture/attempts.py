@@ -66,17 +66,17 @@ def record_until_equal(snapshot: Snapshot, example: Example, axis: int, check: b
     named = example.tensors.items() if has_data(model) else ()
     sizes = frozenset(name for name, value in named if holds_sizes(value))
     try:
-        found = compared()
+        untied = compared()
     except CaptureError:
         if not sizes:
             raise
         return compared(sizes)
-    if not sizes or found.one_nodes.share(model) < _MOST:
-        return found
+    if not sizes or untied.one_nodes.share(model) < _MOST:
+        return untied
     try:
-        return min(found, compared(sizes), key=lambda each: each.one_nodes.share(model))
+        return min(untied, compared(sizes), key=lambda candidate: candidate.one_nodes.share(model))
     except CaptureError:
-        return found
+        return untied
 
 
 def _compared(
@@ -99,14 +99,14 @@ def _compared(
                 check_trial(snapshot, attempt, trial, batching)
                 check_repeated(snapshot, attempt, trial)
             break
-        except OneNodeError as found:
-            new, other_functions = one_nodes.add(found.obstacles, found.refused)
+        except OneNodeError as error:
+            new, other_functions = one_nodes.add(error.obstacles, error.refused)
             if other_functions and not new:
                 continue
             try:
                 one_nodes.keep(snapshot.model, new)
             except CaptureError:
-                if not found.compared or batching is Batching.FIXED:
+                if not error.compared or batching is Batching.FIXED:
                     raise
                 # The model's own code counts its samples, so the graph only holds for the number in the example.
                 one_nodes = OneNodes(dict(closed))
@@ -169,8 +169,8 @@ def _leaks(
 
     if not reads or not decides(range(len(reads))):
         return []
-    found = [each for place, each in enumerate(reads) if decides([place])] if 1 < len(reads) <= _APART else []
-    return found or list(reads)
+    leaks = [read for place, read in enumerate(reads) if decides([place])] if 1 < len(reads) <= _APART else []
+    return leaks or list(reads)
 
 
 def _run(
@@ -225,11 +225,11 @@ def _run(
     notes += recorder.reads.notes()
     guards = recorder.reads.guards(join_whole_lists(writer.graph))
     values = recorder.reads.values_of(call.tensors, tied)
-    seen = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
+    circumstances = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
     if line := snapshot.surroundings.left_off:
         notes.append(f"forward leaves gradients switched off for the code after it ({line}), which a graph does not do")
     python = outside.state(writer.graph, notes)
-    held = Guards(guards, writer.graph, values), python, seen, recorder.ambient.typed_inputs()
+    held = Guards(guards, writer.graph, values), python, circumstances, recorder.ambient.typed_inputs()
     if not spoofed:
         test_decided_sizes(writer, guards, model)
     writer.release()

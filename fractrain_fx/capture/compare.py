@@ -59,7 +59,7 @@ def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) ->
         if a.dtype != b.dtype:
             return f"{where} is {b.dtype} instead of {a.dtype}"
         return f"{where} differs by {float((a.detach().double() - b.detach().double()).abs().max()):.3g}"
-    kinds = [_MUTABLE.get(type(each), type(each)) for each in (a, b)]
+    kinds = [_MUTABLE.get(type(value), type(value)) for value in (a, b)]
     if kinds[0] is not kinds[1] and not _same_fields(*kinds):
         return f"{where} is a {type(b).__name__} instead of a {type(a).__name__}"
     parts, others = items_of(a), items_of(b) or []
@@ -71,10 +71,10 @@ def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) ->
         return f"{where} has {len(others)} parts instead of {len(parts)}"
     named = not isinstance(a, (Mapping, list, tuple))
     pairs = zip(parts, others, strict=True)
-    found = (
+    differences = (
         difference(x, y, f"{where}.{key}" if named else f"{where}[{key!r}]", tolerance) for (key, x), (_, y) in pairs
     )
-    return next((words for words in found if words), None)
+    return next((words for words in differences if words), None)
 
 
 def _same_fields(a: type, b: type) -> bool:

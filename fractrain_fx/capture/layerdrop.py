@@ -38,18 +38,18 @@ def dropped_in_graph(model: nn.Module) -> Iterator[list[str]]:
     The distribution of what a training step computes stays as it was. The random numbers do not, because the dropout of
     a layer that is not used still draws. Gives one note for the user for each stack of layers.
     """
-    found = [each for path, module in model.named_modules() for each in _droppable(path, module) if each.rate > 0]
+    stacks = [stack for path, module in model.named_modules() for stack in _droppable(path, module) if stack.rate > 0]
     notes = [
-        f"{each.path or 'the model'} drops layers at random ({each.name}={each.rate:g}): every layer is computed and "
-        "counted, and a random number in the graph chooses between its input and its output"
-        for each in found
+        f"{stack.path or 'the model'} drops layers at random ({stack.name}={stack.rate:g}): every layer is computed "
+        "and counted, and a random number in the graph chooses between its input and its output"
+        for stack in stacks
     ]
-    layers = ((layer, each.rate) for each in found for layer in each.layers if "forward" not in vars(layer))
+    layers = ((layer, stack.rate) for stack in stacks for layer in stack.layers if "forward" not in vars(layer))
     forwards = [(layer, "forward", _drops(layer, layer.forward, rate)) for layer, rate in layers]
     with contextlib.ExitStack() as after, replaced(*forwards):
-        for each in found:
-            after.callback(setattr, each.holder, each.name, each.rate)
-            setattr(each.holder, each.name, 0.0)
+        for stack in stacks:
+            after.callback(setattr, stack.holder, stack.name, stack.rate)
+            setattr(stack.holder, stack.name, 0.0)
         yield notes
 
 

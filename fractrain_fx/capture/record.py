@@ -118,7 +118,7 @@ class Recording:
         """
         if self.types is None or all(self.types.get(name, now) == now for name, now in _types_of(model).items()):
             return None
-        return " and ".join(sorted(str(each).removeprefix("torch.") for each in set(self.types.values())))
+        return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in set(self.types.values())))
 
     def takes_types(self, values: Any) -> bool:
         """Whether the tensors of a call have the types that the recorded code read."""
@@ -190,21 +190,21 @@ def record(
         snapshot = _fill_caches(model, example, around) if real else Snapshot(model, around)
         arguments.notes(model, None)  # a changed object would be another argument in the next run
         with snapshot.preserved(), torch.enable_grad(), around.applied(model):
-            found = record_until_equal(snapshot, example, batch_axis, check and real)
-    graphs, runs, mode = found.attempt.graphs, found.attempt.runs, model.training
+            accepted = record_until_equal(snapshot, example, batch_axis, check and real)
+    graphs, runs, mode = accepted.attempt.graphs, accepted.attempt.runs, model.training
     python, typed = PythonState.joined(run.python for run in runs.values()), runs[True].typed | runs[False].typed
     shared = graphs[True] is graphs[False]
-    plain = {each: FloatGraph.of(run.graph, run.returns, run.seen) for each, run in runs.items() if each or not shared}
+    plain = {mode: FloatGraph.of(run.graph, run.returns, run.seen) for mode, run in runs.items() if mode or not shared}
     recorded = Recording(
         train=graphs[True],
         eval=graphs[False],
         call=example.spec,
-        leaves=found.one_nodes.modules,
+        leaves=accepted.one_nodes.modules,
         args=args,
         kwargs=kwargs,
         inputs=tuple(example.tensors.values()),
-        batching=found.batching,
-        checked=found.checked,
+        batching=accepted.batching,
+        checked=accepted.checked,
         guards={mode: run.guards for mode, run in runs.items()},
         python=replace(python, notes=(*python.notes, *notes, *hooks_left_out(model))),
         types=_types_of(model) if python.types else None,
@@ -231,19 +231,19 @@ def _fill_caches(model: nn.Module, example: Example, surroundings: Surroundings)
     Returns:
         The state of the model after that.
     """
-    found: list[tuple[nn.Module, str, Tensor]] = []
+    tables: list[tuple[nn.Module, str, Tensor]] = []
     snapshot = Snapshot(model, surroundings)
     shapes = {(module, name): x.shape for module in model.modules() for name, x in _caches(module)}
     try:
         with snapshot.preserved(), torch.no_grad():
             example.run(model.eval())
             for module in model.modules():
-                found += [(module, name, x) for name, x in _caches(module) if shapes.get((module, name)) != x.shape]
+                tables += [(module, name, x) for name, x in _caches(module) if shapes.get((module, name)) != x.shape]
     except model_errors():
         return snapshot
-    for module, name, x in found:
+    for module, name, x in tables:
         module.register_buffer(name, x, persistent=False)
-    if not found:
+    if not tables:
         return snapshot
     del snapshot  # before the next one copies all parameters again
     return Snapshot(model, surroundings)

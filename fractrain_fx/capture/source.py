@@ -89,7 +89,7 @@ def outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 def outside_capture(frame: FrameType) -> FrameType:
     """The innermost frame of code that is not capture's own, from this one outward."""
-    return next((each for each in outward(frame) if not by_capture(each)), frame)
+    return next((outer for outer in outward(frame) if not by_capture(outer)), frame)
 
 
 def package_of(frame: FrameType) -> str:
@@ -118,12 +118,12 @@ def of_models(frame: FrameType) -> bool:
 
 def error_line(error: BaseException) -> str:
     """File and line of the innermost code outside of torch and this package through which an error went; or empty."""
-    found, trace = "", error.__traceback__
+    line, trace = "", error.__traceback__
     while trace is not None:
         if of_models(trace.tb_frame):
-            found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+            line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line
 
 
 def forward_of(kind: type) -> Any:
@@ -162,9 +162,9 @@ def is_within(path: str, others: Collection[str]) -> bool:
 
 def listed(words: Iterable[str], most: int = 3, mark: str = ", ") -> str:
     """The first few of several words or phrases, and the number of the others."""
-    found = list(words)
-    rest = [f"and {len(found) - most} more"] if len(found) > most else []
-    return mark.join([*found[:most], *rest])
+    phrases = list(words)
+    rest = [f"and {len(phrases) - most} more"] if len(phrases) > most else []
+    return mark.join([*phrases[:most], *rest])
 
 
 @lru_cache(maxsize=4096)

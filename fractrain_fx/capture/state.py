@@ -42,14 +42,14 @@ class Generators:
     def __init__(self, model: nn.Module) -> None:
         kinds = (random.Random, np.random.Generator, np.random.RandomState)
         values = [value for module in model.modules() for value in vars(module).values()]
-        self.held: tuple[Any, ...] = tuple({id(each): each for each in values if isinstance(each, kinds)}.values())
-        self.of_torch = tuple({id(each): each for each in values if isinstance(each, torch.Generator)}.values())
+        self.held: tuple[Any, ...] = tuple({id(value): value for value in values if isinstance(value, kinds)}.values())
+        self.of_torch = tuple({id(value): value for value in values if isinstance(value, torch.Generator)}.values())
 
     def states(self) -> list[Any]:
         """The states of all generators, to compare."""
         key = np.random.get_state(legacy=False)
-        own = (key["state"]["key"].tobytes(), key["state"]["pos"], key["has_gauss"], key["gauss"])
-        return [random.getstate(), own, *(repr(_state(each)) for each in self.held)]
+        numpy_state = (key["state"]["key"].tobytes(), key["state"]["pos"], key["has_gauss"], key["gauss"])
+        return [random.getstate(), numpy_state, *(repr(_state(generator)) for generator in self.held)]
 
     def keep(self) -> list[Any]:
         """The states of the generators that the model holds, torch's too, to put back."""
@@ -57,11 +57,11 @@ class Generators:
 
     def put_back(self, states: list[Any]) -> None:
         """Set the generators that the model holds to the states from :meth:`keep`."""
-        for each, state in zip((*self.held, *self.of_torch), states, strict=True):
-            if isinstance(each, np.random.Generator):
-                each.bit_generator.state = state
+        for generator, state in zip((*self.held, *self.of_torch), states, strict=True):
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
             else:
-                (each.setstate if isinstance(each, random.Random) else each.set_state)(state)
+                (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
 
 
 def _state(generator: Any) -> Any:
@@ -182,8 +182,8 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
         yield
     finally:
         model.train(not training)
-        for module, own in modes:
-            module.training = own
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextlib.contextmanager

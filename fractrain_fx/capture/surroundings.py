@@ -97,8 +97,8 @@ class Surroundings:
             frame, value = sys._getframe(1), real()
             # In a region in which the model itself switched gradients on or off, the call does not matter.
             switched = any(not isinstance(region, torch.autocast) for region, _ in self._regions)
-            own = value is not (switch is GRADIENTS) or (switch is GRADIENTS and switched)
-            if by_library(frame) or own:
+            by_model = value is not (switch is GRADIENTS) or (switch is GRADIENTS and switched)
+            if by_library(frame) or by_model:
                 return value
             self._told(switch, of_call, frame)
             return of_call
@@ -129,7 +129,7 @@ class Surroundings:
 
     def _left(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def leave(region: Any, *error: Any) -> Any:
-            opened = next((each for each in reversed(self._regions) if each[0] is region), None)
+            opened = next((entry for entry in reversed(self._regions) if entry[0] is region), None)
             if opened is not None:
                 self._regions.remove(opened)
                 if self._watcher is not None:

@@ -196,8 +196,8 @@ def call_through(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     """The function to call instead of ``func`` to record the calls inside it; ``None`` if it is one node."""
     name = call_name(func)
     if name in _CONVOLUTIONS:
-        given = dict(zip(("input", "weight"), args, strict=False)) | dict(kwargs)
-        x, weight = given.get("input"), given.get("weight")
+        arguments = dict(zip(("input", "weight"), args, strict=False)) | dict(kwargs)
+        x, weight = arguments.get("input"), arguments.get("weight")
         if args and isinstance(x, Tensor) and isinstance(weight, Tensor) and x.ndim == weight.ndim - 1:
             return _with_batch(func)
     return _attention if func is F.multi_head_attention_forward else None

@@ -143,18 +143,18 @@ def holds_tensor(value: Any) -> bool:
 
 def hides_tensor(value: Any) -> bool:
     """Whether a tensor lies in an attribute of an object that is neither a container nor a dataclass."""
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def hides(part: Any, hidden: bool) -> bool:
         if isinstance(part, Tensor):
             return hidden
-        if id(part) in seen or isinstance(part, (int, float, type, ModuleType, FunctionType, nn.Module)):
+        if id(part) in visited or isinstance(part, (int, float, type, ModuleType, FunctionType, nn.Module)):
             return False
-        seen.add(id(part))
+        visited.add(id(part))
         known = dict(items_of(part) or ())
         if isinstance(part, (Mapping, tuple, list)):
-            return any(hides(each, hidden) for each in known.values())
-        return any(hides(each, hidden or name not in known) for name, each in getattr(part, "__dict__", {}).items())
+            return any(hides(item, hidden) for item in known.values())
+        return any(hides(item, hidden or name not in known) for name, item in getattr(part, "__dict__", {}).items())
 
     return hides(value, hidden=False)
 

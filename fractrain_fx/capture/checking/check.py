@@ -129,14 +129,14 @@ def find_mismatch(
         actual = run(graph)
     except model_errors() as error:  # any error of the graph is a mismatch, because the model ran
         return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}", failed=True)
-    found = _differ(trial, expected, actual)
-    if found is None:
+    mismatch = _differ(trial, expected, actual)
+    if mismatch is None:
         return None
     # If the model itself is not deterministic (atomic additions on a GPU), only equality up to rounding can hold.
     if _differ(trial, expected, run(snapshot.model)) is None:
         other_path = run(snapshot.model, value_free=True)
         if _differ(trial, other_path, actual) is not None:
-            return found
+            return mismatch
     words = difference(expected.output, actual.output, tolerance=rounding)
     if words:
         return Mismatch(trial, words)
@@ -175,7 +175,7 @@ def _of_names(trial: Trial, expected: Outcome, names: list[str]) -> Mismatch | N
 def _groups(expected: Outcome, actual: Outcome) -> Iterator[list[str]]:
     """Names of unequal gradients and buffers, in groups that can be in memory at once."""
     digests = {**actual.digests, **expected.digests}
-    most = _GROUP * sum(each.nbytes for each in digests.values())
+    most = _GROUP * sum(digest.nbytes for digest in digests.values())
     group: list[str] = []
     held = 0
     for name in expected.unequal(actual):
@@ -194,15 +194,15 @@ def _beyond_rounding(
     """Run model and graph again, and give the names whose values differ by more than rounding."""
     # A gradient that is 0 except for rounding (of a query with only one key) has no digits to compare.
     digests, buffers = trial.expected.digests, trial.expected.buffers
-    floor = _NOTHING * max((each.largest for key, each in digests.items() if key not in buffers), default=0.0)
-    kept: dict[str, Tensor] = {}
+    floor = _NOTHING * max((digest.largest for key, digest in digests.items() if key not in buffers), default=0.0)
+    copies: dict[str, Tensor] = {}
     near = set()
 
     def keep(name: str, x: Tensor) -> None:
-        kept[name] = x.clone()
+        copies[name] = x.clone()
 
     def compare(name: str, x: Tensor) -> None:
-        if same_tensor(kept.pop(name, None), x, rounding, 0.0 if name in buffers else floor):
+        if same_tensor(copies.pop(name, None), x, rounding, 0.0 if name in buffers else floor):
             near.add(name)
 
     for run, read in ((snapshot.model, keep), (graph, compare)):

@@ -43,12 +43,12 @@ def test_decided_sizes(writer: Writer, guards: Iterable[Guard], model: nn.Module
         return
     with torch.no_grad(), contextlib.ExitStack() as stack:
         by_torch = _DecidedSizes(writer, model, stack).among(needed(writer.graph, wanted))
-    decided = {guard: found for guard, nodes in read.items() if (found := nodes & by_torch.keys())}
+    decided = {guard: varying for guard, nodes in read.items() if (varying := nodes & by_torch.keys())}
     parts = [guard for guard, nodes in decided.items() if guard.module and any(map(by_torch.get, nodes))]
     if parts:
         cause = "what it computes depends on a size that data decide ({})"
         raise OneNodeError(
-            Obstacle(each.module, cause.format(each.expression), (), each.place.line_only) for each in parts
+            Obstacle(guard.module, cause.format(guard.expression), (), guard.place.line_only) for guard in parts
         )
     for guard in decided:
         write_test(writer.graph, guard)
@@ -75,21 +75,21 @@ class _DecidedSizes(SizesWithoutData):
             Each with whether a call of torch takes it from values. Other code, such as a part that is one call, may
             need values for something else.
         """
-        found: dict[Node, bool] = {}
+        decided: dict[Node, bool] = {}
         for node in filter(nodes.__contains__, self.graph.nodes):
-            causes = [found[each] for each in node.all_input_nodes if each in found]
+            causes = [decided[operand] for operand in node.all_input_nodes if operand in decided]
             if not causes and self._may_decide(node) and not self._runs(node):
                 causes.append(_is_torchs(node))
-            if causes and not _keeps_form(node, found):
-                found[node] = any(causes)
-        return found
+            if causes and not _keeps_form(node, decided):
+                decided[node] = any(causes)
+        return decided
 
     def _may_decide(self, node: Node) -> bool:
         """Whether a call could take a size from values. Torch takes none from floats, unless it counts some of them."""
         if node.op in ("placeholder", "get_attr", "output"):
             return False
-        varying = [each for each in (*node.all_input_nodes, node) if self._writer.made_from(each, ValueSource.DATA)]
-        tensors = [self._tensors[each] for each in varying if each in self._tensors]
+        varying = [value for value in (*node.all_input_nodes, node) if self._writer.made_from(value, ValueSource.DATA)]
+        tensors = [self._tensors[value] for value in varying if value in self._tensors]
         if not varying or any(x.is_nested for x in tensors):
             return False
         if any(not x.is_floating_point() or not is_strided(x) for x in tensors):
@@ -114,8 +114,8 @@ class _DecidedSizes(SizesWithoutData):
         if node in self._tensors and not again:
             return without_data(self._tensors[node])
         if node not in self.env:
-            for each in node.all_input_nodes:
-                self.env[each] = self._value(each)
+            for operand in node.all_input_nodes:
+                self.env[operand] = self._value(operand)
             self.env[node] = self.run_node(node)
         return self.env[node]
 
@@ -125,11 +125,11 @@ def _keeps_form(node: Node, decided: Collection[Node]) -> bool:
     shape = node.meta.get(SHAPE)
     if call_name(node.target) not in _ELEMENTWISE or shape is None or 1 in shape:
         return False
-    return any(each not in decided and each.meta.get(SHAPE) == shape for each in node.all_input_nodes)
+    return any(operand not in decided and operand.meta.get(SHAPE) == shape for operand in node.all_input_nodes)
 
 
 def _is_torchs(node: Node) -> bool:
     """Whether a node calls torch."""
     library = (operator_name(node.target) or "aten").partition("::")[0]
-    own = getattr(node.target, "__module__", None) == function_node.__module__  # a closure, or code of the model
-    return node.op != "call_module" and library == "aten" and not own
+    closure = getattr(node.target, "__module__", None) == function_node.__module__  # a closure, or code of the model
+    return node.op != "call_module" and library == "aten" and not closure

@@ -56,13 +56,13 @@ class FloatGraph:
         copied = Graph()
         copied.output(copied.graph_copy(graph, nodes))
         moved = tuple(
-            Return(each.path, tuple(nodes.get(node) if node is not None else None for node in each.nodes))
-            for each in returns
+            Return(returned.path, tuple(nodes.get(node) if node is not None else None for node in returned.nodes))
+            for returned in returns
         )
-        read = [each.circumstance for each in seen]
-        asked = GRADIENTS in read or any(isinstance(each, (RequiresGrad, InputFact)) for each in read)
+        read = [noted.circumstance for noted in seen]
+        asks = GRADIENTS in read or any(isinstance(circumstance, (RequiresGrad, InputFact)) for circumstance in read)
         hooks = any(getattr(node.target, "__name__", "") in HOOKS for node in graph.nodes)
-        return cls(copied, moved, asked or hooks)
+        return cls(copied, moved, asks or hooks)
 
 
 def first_difference(

@@ -54,14 +54,14 @@ class Guards:
 
     def __init__(self, guards: Iterable[Guard], graph: Graph, values: Iterable[InputValues] = ()) -> None:
         self.values = tuple(values)
-        found = tuple(guards)
-        nodes = needed(graph, {size.node for guard in found for size in guard.expression.sizes})
+        all_guards = tuple(guards)
+        nodes = needed(graph, {size.node for guard in all_guards for size in guard.expression.sizes})
         self._graph, moved = _copied(graph, nodes)
-        self.guards = tuple(replace(guard, expression=guard.expression.on(moved)) for guard in found)
+        self.guards = tuple(replace(guard, expression=guard.expression.on(moved)) for guard in all_guards)
         self._placeholders: list[Node] = [node for node in self._graph.nodes if node.op == "placeholder"]
         self._broken: dict[Guard, None] = {}
         self._known: dict[tuple[Any, ...], tuple[Guard, ...]] = {}
-        self._reads_strides = any(size.read == "stride" for guard in found for size in guard.expression.sizes)
+        self._reads_strides = any(size.read == "stride" for guard in all_guards for size in guard.expression.sizes)
 
     @property
     def constants(self) -> set[str]:
@@ -85,9 +85,9 @@ class Guards:
 
         ``owner`` has the modules and parameters that the graph's nodes name. The model is not changed.
         """
-        for each in self.values:
-            if not each.holds(values[each.index]):
-                return each
+        for expected in self.values:
+            if not expected.holds(values[expected.index]):
+                return expected
         if not self.guards:
             return None
         form: tuple[Any, ...] = shapes_of(values)
@@ -112,10 +112,10 @@ class Guards:
         wanted = {size for guard in self.guards for size in guard.expression.sizes}
         sizes = _read(wanted, lambda node: self._given(node, values))
         known = (guard for guard in self.guards if guard.expression.sizes <= sizes.keys())
-        found = tuple(guard for guard in known if not guard.holds(sizes))
+        failing = tuple(guard for guard in known if not guard.holds(sizes))
         rest = wanted - sizes.keys()
-        if found or not rest:
-            return found
+        if failing or not rest:
+            return failing
         sizes |= self._inner(rest, values, owner, model)
         return tuple(guard for guard in self.guards if not guard.holds(sizes))
 
@@ -147,8 +147,8 @@ class Guards:
 def _read(wanted: Iterable[Size], value_of: Callable[[Node], Any]) -> dict[Size, int]:
     """The wanted sizes of tensors that are known."""
     values = ((size, value_of(size.node)) for size in wanted)
-    found = ((size, value) for size, value in values if isinstance(value, Tensor) and size.dim < value.ndim)
-    return {size: getattr(value, size.read)(size.dim) for size, value in found}
+    tensors = ((size, value) for size, value in values if isinstance(value, Tensor) and size.dim < value.ndim)
+    return {size: getattr(value, size.read)(size.dim) for size, value in tensors}
 
 
 class _Sizes(Interpreter):
@@ -195,7 +195,7 @@ class SizesWithoutData(_Sizes):
         """Call a function, or give the form of its result if the meta device refuses the call."""
         name = getattr(target, "__name__", "")
         # Before 2.15 torch refuses products of experts in float32 on the meta device, and computes them on a CPU.
-        if name in ("_grouped_mm", "grouped_mm") and [each.ndim for each in args[:2]] == [2, 3]:
+        if name in ("_grouped_mm", "grouped_mm") and [x.ndim for x in args[:2]] == [2, 3]:
             return args[0].new_empty((len(args[0]), args[1].shape[2]))
         return super().call_function(target, args, kwargs)
 
@@ -207,14 +207,14 @@ def without_data(x: Tensor) -> Tensor:
 
 def needed(graph: Graph, wanted: set[Node]) -> dict[Node, None]:
     """The wanted nodes, the nodes they are computed from, and the nodes that write to any of these."""
-    found = computed_from(wanted)
+    nodes = computed_from(wanted)
     while writers := [
         node
         for node in graph.nodes
-        if node.meta.get("effect") and node not in found and not found.keys().isdisjoint(node.all_input_nodes)
+        if node.meta.get("effect") and node not in nodes and not nodes.keys().isdisjoint(node.all_input_nodes)
     ]:
-        found |= computed_from(writers)
-    return found
+        nodes |= computed_from(writers)
+    return nodes
 
 
 def _copied(graph: Graph, nodes: Collection[Node]) -> tuple[Graph, dict[Node, Node]]:

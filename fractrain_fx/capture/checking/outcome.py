@@ -215,8 +215,8 @@ def digest(x: Tensor) -> Digest:
 
 def _chunks(x: Tensor) -> Iterator[Tensor]:
     if x.is_nested:
-        for each in x.unbind():
-            yield from _chunks(each)
+        for part in x.unbind():
+            yield from _chunks(part)
         return
     if x.layout is not torch.strided:
         x = (x if x.layout is torch.sparse_coo else x.to_sparse_coo()).coalesce()

@@ -130,7 +130,7 @@ def locate(
     """
     if mismatch.names:
         owners = {name.rpartition(".")[0] for name in mismatch.names}
-        known = [each.path for each in returns if any(is_within(owner, {each.path}) for owner in owners)]
+        known = [returned.path for returned in returns if any(is_within(owner, {returned.path}) for owner in owners)]
         return known[-1] if known else ""
     trial, model = mismatch.trial, snapshot.model
     with plain_paths(value_free=True), torch.enable_grad():
@@ -144,7 +144,7 @@ def locate(
             values = _Values(recorded, graph or recorded.graph, wanted)
             with ignored_model_errors():  # the search may be for the node that raises
                 values.run(*trial.example.renewed().tensors.values())
-    calls = {path: iter(each) for path, each in expected.items()}
+    calls = {path: iter(outputs) for path, outputs in expected.items()}
     for returned in returns:
         tensors = next(calls.get(returned.path, iter(())), None)
         if tensors is None:
@@ -158,15 +158,15 @@ def locate(
 @contextlib.contextmanager
 def _outputs(model: nn.Module) -> Iterator[dict[str, list[list[Tensor]]]]:
     """Copies of the tensors that each module returns, by path and call."""
-    found: dict[str, list[list[Tensor]]] = defaultdict(list)
+    outputs: dict[str, list[list[Tensor]]] = defaultdict(list)
     with contextlib.ExitStack() as hooks:
         for path, module in model.named_modules():
 
             def keep(_: nn.Module, __: Any, output: Any, path: str = path) -> None:
-                found[path].append([x.detach().clone() for x in tensors_in(output)])
+                outputs[path].append([x.detach().clone() for x in tensors_in(output)])
 
             hooks.enter_context(module.register_forward_hook(keep))
-        yield found
+        yield outputs
 
 
 class _Values(Interpreter):

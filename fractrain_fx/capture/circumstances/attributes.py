@@ -43,24 +43,30 @@ class Attributes:
         """Watch inside."""
         held = {type(holder) for holder, _, name in self._places.values() if name} - {SimpleNamespace}
         places: list[Replacement] = [(nn.Module, "__getattr__", self._missing(nn.Module.__getattr__))]
-        for name, made in (("__getattribute__", self._getter), ("__setattr__", self._setter)):
-            kinds = {nn.Module, *(_owner_of(name, each) for each in held)}
-            places += [(kind, name, made(getattr(kind, name))) for kind in kinds]
+        for name, wrapper in (("__getattribute__", self._getter), ("__setattr__", self._setter)):
+            kinds = {nn.Module, *(_owner_of(name, kind) for kind in held)}
+            places += [(kind, name, wrapper(getattr(kind, name))) for kind in kinds]
         with replaced(*places):
             yield
         self.variables = list(variables(self._model, self._recorder.codes, self._places))
 
     def carried(self) -> list[Access]:
         """Attributes that the run read before it gave them another value."""
-        return [each for each in self.accesses.values() if each.carried and not same(each.value, each.present())]
+        return [
+            access for access in self.accesses.values() if access.carried and not same(access.value, access.present())
+        ]
 
     def left_behind(self) -> list[Access]:
         """Attributes that the run set to another value and never read: they serve code around the model.
 
         A tensor, and a size of one, is another value in each call. An attribute that is read may be a table.
         """
-        found = [each for each in self.accesses.values() if each.set_at and not each.read_at]
-        return [each for each in found if isinstance(each.present(), Tensor) or not same(each.value, each.present())]
+        unread = [access for access in self.accesses.values() if access.set_at and not access.read_at]
+        return [
+            access
+            for access in unread
+            if isinstance(access.present(), Tensor) or not same(access.value, access.present())
+        ]
 
     def filled(self) -> list[Access]:
         """Containers in which the run has left tensors that it was given or computed."""
@@ -69,7 +75,9 @@ class Attributes:
             node = self._recorder.writer.known(x)
             return node is not None and node.op != "get_attr"
 
-        return [each for each in (*self.accesses.values(), *self.variables) if any(map(computed, each.contents()))]
+        return [
+            access for access in (*self.accesses.values(), *self.variables) if any(map(computed, access.contents()))
+        ]
 
     def _getter(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         places, ambient, writer = self._places, self._recorder.ambient, self._recorder.writer
@@ -156,4 +164,4 @@ def _is_plain(holder: Any, name: str, value: Any) -> bool:
 
 def _owner_of(method: str, kind: type) -> type:
     """The class whose special method instances of ``kind`` use, or ``kind`` if that is Python's own."""
-    return next((each for each in kind.__mro__[:-1] if method in vars(each)), kind)
+    return next((base for base in kind.__mro__[:-1] if method in vars(base)), kind)

@@ -34,23 +34,23 @@ def foreign_draws(snapshot: Snapshot, example: Example, train: bool, one_nodes: 
     with snapshot.preserved(), seeded(), plain_paths(), torch.no_grad():
         held = generators.states()[2:]
         sites = _sites(snapshot, generators, example, train)
-        own = generators.states()[2:] != held
+        moved = generators.states()[2:] != held
     left = [
-        each
-        for each in sites
-        if not is_within(each.module, one_nodes.modules)
-        and not any(callee in one_nodes.callees for callee in each.callees)
+        site
+        for site in sites
+        if not is_within(site.module, one_nodes.modules)
+        and not any(callee in one_nodes.callees for callee in site.callees)
     ]
-    if not left or not (own or _matters(snapshot, example, train, one_nodes)):
+    if not left or not (moved or _matters(snapshot, example, train, one_nodes)):
         return []
     # Once functions that draw stay one call, the other draws may turn out to decide nothing.
-    return [each for each in left if set(each.callees) - one_nodes.refused] or left
+    return [site for site in left if set(site.callees) - one_nodes.refused] or left
 
 
 def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> list[Obstacle]:
     """The lines that draw, found by comparing generators whenever a function returns."""
     paths = {id(module): path for path, module in snapshot.model.named_modules()}
-    found: dict[tuple[str, str], Obstacle] = {}
+    sites: dict[tuple[str, str], Obstacle] = {}
     state = generators.states()
 
     def event(frame: FrameType, kind: str, _: Any) -> None:
@@ -58,13 +58,13 @@ def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: 
         if kind not in ("return", "c_return") or (now := generators.states()) == state:
             return
         state = now
-        at = next((each for each in outward(frame) if package_of(each) not in _LIBRARIES), frame)
+        at = next((outer for outer in outward(frame) if package_of(outer) not in _LIBRARIES), frame)
         line, module = f"{at.f_code.co_filename}:{at.f_lineno}", _module_of(at, paths)
         cause = (
             f"it draws random numbers of Python or numpy ({line}), which a graph would repeat at every call (drawn "
             "with torch, as by torch.rand, they are part of the graph)"
         )
-        found.setdefault((module, line), Obstacle(module, cause, tuple(callees(at, paths)), line))
+        sites.setdefault((module, line), Obstacle(module, cause, tuple(callees(at, paths)), line))
 
     snapshot.set_mode(train)
     profile = sys.getprofile()
@@ -73,14 +73,14 @@ def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: 
         example.run(snapshot.model)
     finally:
         sys.setprofile(profile)
-    return list(found.values())
+    return list(sites.values())
 
 
 def _module_of(frame: FrameType, paths: dict[int, str]) -> str:
     """Path of the innermost module of the model whose forward runs."""
-    for each in outward(frame):
-        code = each.f_code
-        first = each.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    for outer in outward(frame):
+        code = outer.f_code
+        first = outer.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(first, nn.Module) and id(first) in paths and code.co_name == "forward":
             return paths[id(first)]
     return ""
@@ -94,8 +94,8 @@ def _matters(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNo
     if any(p.is_meta for p in snapshot.model.parameters()):
         return True
     first: Any = None
-    kept = [(each.name, *placed(each, snapshot.model)) for each in one_nodes.callees]
-    same = [(owner, name, _with_a_seed(real)) for name, owner, real in kept]
+    functions = [(callee.name, *placed(callee, snapshot.model)) for callee in one_nodes.callees]
+    same = [(owner, name, _with_a_seed(real)) for name, owner, real in functions]
     for level in LEVELS:
         with snapshot.preserved(), seeded(), replaced(*same), plain_paths(), torch.no_grad():
             snapshot.set_mode(train)

@@ -29,19 +29,19 @@ def holders(model: nn.Module) -> dict[int, tuple[Any, str, str]]:
     Objects may lie in containers, and in the closures of functions. The name is ``""`` for a module, and may have dots
     and indices for an object inside another one.
     """
-    found: dict[int, tuple[Any, str, str]] = {}
+    objects: dict[int, tuple[Any, str, str]] = {}
     for path, module in model.named_modules():
-        found[id(module)] = module, path, ""
-    level = list(found.values())
+        objects[id(module)] = module, path, ""
+    level = list(objects.values())
     for _ in range(_DEPTH):
         below = []
         for holder, path, held in level:
             for name, value in _held_by(holder):
-                if id(value) not in found and _is_watched(value):
-                    found[id(value)] = value, path, f"{held}.{name}".lstrip(".")
-                    below.append(found[id(value)])
+                if id(value) not in objects and _is_watched(value):
+                    objects[id(value)] = value, path, f"{held}.{name}".lstrip(".")
+                    below.append(objects[id(value)])
         level = below
-    return found
+    return objects
 
 
 def _held_by(holder: Any) -> Iterator[tuple[str, Any]]:
@@ -85,7 +85,7 @@ def _is_watched(value: Any) -> bool:
         return False
     if kind.__module__.startswith(f"{PACKAGE}."):
         return False  # such as what watches a rewritten model
-    if any(each.__flags__ & _IMMUTABLE and "__getattribute__" in vars(each) for each in kind.__mro__[:-1]):
+    if any(base.__flags__ & _IMMUTABLE and "__getattribute__" in vars(base) for base in kind.__mro__[:-1]):
         return False  # such as a class derived from ``dict``
     return _is_settings(value) or (not callable(value) and not is_foreign(kind.__module__))
 

@@ -117,7 +117,7 @@ class OriginalCheck:
 
     def reads(self, name: str) -> bool:
         """Whether the recording read this attribute of the model itself, or found that it is missing."""
-        return any(str(each.access.place) == name for each in self._attributes)
+        return any(str(attribute.access.place) == name for attribute in self._attributes)
 
     def require_structure(self, what: str, way_out: str = "") -> None:
         """Refuse modules and parameters that are not the graph's; the message has the consequence and a ``way_out``."""
@@ -140,9 +140,9 @@ class OriginalCheck:
 
     def _require_adapters_apart(self) -> None:
         """Refuse weights into which PEFT has merged adapters that the graph adds, or the other way round."""
-        for each in self._attributes:
-            place = each.access.place
-            if place.name == "merged_adapters" and not same(each.value, each.access.present()):
+        for attribute in self._attributes:
+            place = attribute.access.place
+            if place.name == "merged_adapters" and not same(attribute.value, attribute.access.present()):
                 raise ModelError(
                     f"PEFT's adapters of {place.module!r} were merged or unmerged since fractrainify, so they would "
                     "count twice or not at all: undo it (model.unmerge_adapter() after model.merge_adapter()), or "
@@ -151,12 +151,12 @@ class OriginalCheck:
 
     def _changed_attributes(self) -> Iterator[str]:
         """The attributes whose value has changed since recording, in words; each is reported once."""
-        for each in self._attributes:
-            now, place = each.access.present(), each.access.place
-            if not (each.reported or same(each.value, now) or _says_no_cache(place, each.value, now)):
-                yield f"{place} was {_in_words(each.value)} when the model was recorded and is {_in_words(now)}"
-                each.reported = True
-            each.raw = each.names.get(place.name, ABSENT)
+        for attribute in self._attributes:
+            now, place = attribute.access.present(), attribute.access.place
+            if not (attribute.reported or same(attribute.value, now) or _says_no_cache(place, attribute.value, now)):
+                yield f"{place} was {_in_words(attribute.value)} when the model was recorded and is {_in_words(now)}"
+                attribute.reported = True
+            attribute.raw = attribute.names.get(place.name, ABSENT)
 
     def _new_hooks(self) -> Iterator[str]:
         """Hooks that were added since the last comparison, in words."""
@@ -170,7 +170,7 @@ class OriginalCheck:
         self._of_all = set(of_all)
 
     def _note(self) -> None:
-        places = [(each.names, each.access.place.name, each.raw) for each in self._attributes]
+        places = [(attribute.names, attribute.access.place.name, attribute.raw) for attribute in self._attributes]
         places += [*self.structure.children(), *((held, name, None) for _, held, name in self.structure.tensorless())]
         self._dictionaries = [dictionary for dictionary, _, _ in places]
         self._names = [name for _, name, _ in places]
@@ -179,7 +179,7 @@ class OriginalCheck:
         parameters = [(owner, name) for owner in owners for name, x in owner.items() if x is not None]
         self._owners = [owner for owner, _ in parameters]
         self._parameters = [name for _, name in parameters]
-        held = (each.raw for each in self._attributes if not each.reported)
+        held = (attribute.raw for attribute in self._attributes if not attribute.reported)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
         hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOK_KINDS)
         of_all = (hooks for hooks, _ in _OF_ALL.values())
@@ -212,19 +212,19 @@ def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
         parts = [value]
     yield from parts
     for part in parts[-1:] if depth else ():
-        for each in part:
-            yield from () if isinstance(each, Tensor) else _containers(each, depth - 1)
+        for item in part:
+            yield from () if isinstance(item, Tensor) else _containers(item, depth - 1)
 
 
 def _hooks_of(module: nn.Module) -> dict[Any, str]:
-    found: dict[Any, str] = {}
+    hooks: dict[Any, str] = {}
     for kind, words in _HOOK_KINDS.items():
         for key, hook in vars(module)[kind].items():
             if not isinstance(hook, Notice):
-                found[kind, key] = _named(words, hook)
+                hooks[kind, key] = _named(words, hook)
     if "forward" in vars(module):
-        found["forward", id(vars(module)["forward"])] = "the forward that was set on the instance"
-    return found
+        hooks["forward", id(vars(module)["forward"])] = "the forward that was set on the instance"
+    return hooks
 
 
 def _hooks_of_all() -> dict[Any, str]:

@@ -48,10 +48,10 @@ class PythonState:
     def joined(cls, parts: Iterable[PythonState]) -> PythonState:
         """The state of several recorded runs together, each entry once."""
         parts = tuple(parts)
-        read = {(id(each.holder), each.place.name): each for part in parts for each in reversed(part.read)}
+        read = {(id(access.holder), access.place.name): access for part in parts for access in reversed(part.read)}
         notes = dict.fromkeys(note for part in parts for note in part.notes)
-        searched = [each for part in parts for each in part.read if not each.read_at]
-        moved = {str(each): None for each in searched if overwritten(each.value, each.present())}
+        searched = [access for part in parts for access in part.read if not access.read_at]
+        moved = {str(access): None for access in searched if overwritten(access.value, access.present())}
         if moved:
             notes[
                 f"forward, or a function that it calls, changes {listed(moved)} from call to call, which the rewritten "
@@ -88,16 +88,16 @@ class Outside:
 
     def obstacles(self, snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
         """Modules and functions that must stay one call because the model's next run would differ from this one."""
-        found = self._shown_by_two_calls(snapshot, example, train) if self._changed or self._filled else []
+        obstacles = self._shown_by_two_calls(snapshot, example, train) if self._changed or self._filled else []
         if self._drew:
-            found += foreign_draws(snapshot, example, train, one_nodes)
-        return found + list(self._set_from_outside())
+            obstacles += foreign_draws(snapshot, example, train, one_nodes)
+        return obstacles + list(self._set_from_outside())
 
     def _shown_by_two_calls(self, snapshot: Snapshot, example: Example, train: bool) -> list[Obstacle]:
         """Modules that a second call on the same inputs shows to depend on the first; notes what both leave behind."""
 
         def noted() -> tuple[list[Any], list[list[Tensor]]]:
-            return [copied(each.present()) for each in self._changed], [each.contents() for each in self._filled]
+            return [copied(access.present()) for access in self._changed], [table.contents() for table in self._filled]
 
         try:
             outputs, ((first, second), tensors) = _two_calls(snapshot, example, train, noted)
@@ -106,8 +106,8 @@ class Outside:
             return []
         differs = has_data(snapshot.model) and difference(*outputs) is not None
         self._left += _refilled(self._filled, *tensors)
-        found, self._notes = _carried(self._changed, first, second, differs)
-        return found
+        obstacles, self._notes = _carried(self._changed, first, second, differs)
+        return obstacles
 
     def _set_from_outside(self) -> Iterator[Obstacle]:
         """Attributes of a called part that recorded code outside this part sets: the graph would not set them."""
@@ -124,27 +124,29 @@ class Outside:
     def state(self, graph: Graph, notes: Iterable[str]) -> PythonState:
         """The Python state that ``graph`` has fixed, with more notes. Modules that it calls read attributes again."""
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-        read = [each for each in self._attributes.accesses.values() if self._decided(each, called)]
+        read = [access for access in self._attributes.accesses.values() if self._decided(access, called)]
         read += self._attributes.variables
-        found = list(self._notes)
-        left = [each for each in self._left if self._is_shown([each.place.module], called)]
+        texts = list(self._notes)
+        left = [access for access in self._left if self._is_shown([access.place.module], called)]
         # Variables of Python's modules are noted for recorded code only, without the module whose forward it is.
-        if left := [each for each in left if self._is_shown((each.writers or each.readers) or [""], called)]:
-            found.append(
+        if left := [access for access in left if self._is_shown((access.writers or access.readers) or [""], called)]:
+            texts.append(
                 f"forward leaves values in {listed(map(str, left))}, which the rewritten model does not set: return "
                 "them from forward if a loss or a log needs them"
             )
-        taken = [each for each in read if isinstance(each.value, Iterator) and not isinstance(each.value, IOBase)]
+        taken = [
+            access for access in read if isinstance(access.value, Iterator) and not isinstance(access.value, IOBase)
+        ]
         if taken:
-            found.append(
+            texts.append(
                 f"forward reads {listed(map(str, taken))}, which gives each item once: recording took some, and the "
                 "rewritten model takes none; hold a list and count in a buffer"
             )
-        return PythonState(tuple(read), (*found, *notes), self._recorder.ambient.floating, self._recorder.checkpointed)
+        return PythonState(tuple(read), (*texts, *notes), self._recorder.ambient.floating, self._recorder.checkpointed)
 
     def _decided(self, access: Access, called: set[str]) -> bool:
         # An attribute that the forward changes is kept up to date by the forward itself.
-        if not access.carried or any(access is each for each in self._changed):
+        if not access.carried or any(access is changed for changed in self._changed):
             return False
         return self._is_shown(access.readers, called)
 
@@ -171,24 +173,24 @@ def _carried(
         differs: whether its output differs from the first one's.
     """
     pairs = list(zip(changed, first, second, strict=True))
-    moving = [each for each, *now in pairs if not isinstance(now[0], CONTAINERS) and not same(*now)]
-    rewritten = [each for each, *now in pairs if isinstance(now[0], CONTAINERS) and overwritten(*now)]
-    counters = [each for each in moving if each.only_counts]
-    blamed = [each for each in (changed if differs else moving) if each not in counters]
+    moving = [access for access, *now in pairs if not isinstance(now[0], CONTAINERS) and not same(*now)]
+    rewritten = [access for access, *now in pairs if isinstance(now[0], CONTAINERS) and overwritten(*now)]
+    counters = [access for access in moving if access.only_counts]
+    blamed = [access for access in (changed if differs else moving) if access not in counters]
     if differs and not blamed:
         blamed, counters = counters, []
     obstacles = []
-    for each in blamed:
-        cause = f"its forward changes {each.place} from call to call ({each.line}), which a graph cannot repeat"
-        obstacles += [Obstacle(path, cause, line=each.line) for path in sorted(each.writers or each.readers)[-1:]]
+    for access in blamed:
+        cause = f"its forward changes {access.place} from call to call ({access.line}), which a graph cannot repeat"
+        obstacles += [Obstacle(path, cause, line=access.line) for path in sorted(access.writers or access.readers)[-1:]]
     notes = [
-        f"forward counts in {each.place} ({each.line}), and no other line of it reads the count: the rewritten model "
-        "does not count"
-        for each in counters
+        f"forward counts in {access.place} ({access.line}), and no other line of it reads the count: the rewritten "
+        "model does not count"
+        for access in counters
     ]
     notes += [
-        f"forward changes values in {each} from call to call, which the rewritten model does not"
-        for each in rewritten
+        f"forward changes values in {access} from call to call, which the rewritten model does not"
+        for access in rewritten
         if not blamed
     ]
     return obstacles, notes
@@ -196,8 +198,10 @@ def _carried(
 
 def _refilled(filled: list[Access], first: list[list[Tensor]], second: list[list[Tensor]]) -> list[Access]:
     """The containers into which a second call puts tensors of its own, unlike a table that the first one filled."""
-    kept = [set(map(id, tensors)) for tensors in first]
-    return [each for each, ids, now in zip(filled, kept, second, strict=True) if not ids.issuperset(map(id, now))]
+    first_ids = [set(map(id, tensors)) for tensors in first]
+    return [
+        access for access, ids, now in zip(filled, first_ids, second, strict=True) if not ids.issuperset(map(id, now))
+    ]
 
 
 def _two_calls(

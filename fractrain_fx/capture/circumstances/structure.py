@@ -78,27 +78,27 @@ class Structure:
 
     def differences(self) -> list[str]:
         """The differences in words: first modules, then parameters of unchanged modules."""
-        found: dict[str, str] = {}
+        changes: dict[str, str] = {}
         stand_ins: set[str] = set()
         for view in self._views:
             now = _modules(view)
             for path, module in self._modules.items():
-                if path and now.get(path) is not module and not is_within(path, {*found, *stand_ins}):
+                if path and now.get(path) is not module and not is_within(path, {*changes, *stand_ins}):
                     if _same_tensors(path, module, now.get(path)) and is_within(path, self._called):
                         stand_ins.add(path)
                     else:
-                        found[path] = _in_words(path, module, now.get(path))
+                        changes[path] = _in_words(path, module, now.get(path))
             for path, module in now.items():
-                if path not in self._modules and not is_within(path, {*found, *stand_ins}):
-                    found[path] = f"{path!r} was added: {_short(module)}"
-        return [*found.values(), *self._tensor_differences({*found, *stand_ins})]
+                if path not in self._modules and not is_within(path, {*changes, *stand_ins}):
+                    changes[path] = f"{path!r} was added: {_short(module)}"
+        return [*changes.values(), *self._tensor_differences({*changes, *stand_ins})]
 
     @property
     def has_new_adapters(self) -> bool:
         """Whether PEFT has put modules into the model since."""
         known = {id(module) for module in self._modules.values()}
-        found = (module for view in self._views for module in view.modules() if id(module) not in known)
-        return any(is_adapter(module) for module in found)
+        added = (module for view in self._views for module in view.modules() if id(module) not in known)
+        return any(is_adapter(module) for module in added)
 
     def adopt(self) -> None:
         """Give the original the children that were only set in the graph's dictionary, as Trainer's model does."""
@@ -112,9 +112,9 @@ class Structure:
         now = _ties(self._modules)
         for names in self._ties - now:
             owners = [(self._modules[name.rpartition(".")[0]]._parameters, name.rpartition(".")[2]) for name in names]
-            found = [parameters.get(name) for parameters, name in owners]
-            first = found[0]
-            if first is not None and all(x is not None and same_tensor(first, x) for x in found):
+            tensors = [parameters.get(name) for parameters, name in owners]
+            first = tensors[0]
+            if first is not None and all(x is not None and same_tensor(first, x) for x in tensors):
                 for parameters, name in owners:
                     parameters[name] = first
 
@@ -124,20 +124,20 @@ class Structure:
             return []  # the first FSDP replaces all parameters by a flat one
         now = {name: x for name, x in tensors.items() if not is_within(name, others)}
         before = {name: shape for name, shape in self._shapes.items() if not is_within(name, others)}
-        found = []
+        changes = []
         for name, shape in before.items():
             if name not in now:
-                found.append(f"{name!r} is gone; pruning and parametrizations replace a parameter by others")
+                changes.append(f"{name!r} is gone; pruning and parametrizations replace a parameter by others")
             elif _shape(now[name]) != shape:
-                found.append(f"{name!r} had shape {shape} and has {_shape(now[name])}")
+                changes.append(f"{name!r} had shape {shape} and has {_shape(now[name])}")
         added = dict.fromkeys(name for name in now if name not in self._shapes)
         filled = (name for name, held, key in self._empty if held.get(key) is not None)
         added |= dict.fromkeys(name for name in filled if not is_within(name, others))
-        found += [f"{name!r} was added" for name in added]
-        if not found and (ties := _ties(self._modules)) != self._ties:
+        changes += [f"{name!r} was added" for name in added]
+        if not changes and (ties := _ties(self._modules)) != self._ties:
             named = sorted({name for group in ties ^ self._ties for name in group})
-            found.append(f"the ties between {', '.join(map(repr, named))} have changed")
-        return found
+            changes.append(f"the ties between {', '.join(map(repr, named))} have changed")
+        return changes
 
 
 def _joined(path: str, name: str) -> str:
@@ -152,9 +152,9 @@ def is_adapter(module: Any) -> bool:
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
     """Modules by path, without those that were inserted and those in TorchScript, whose structure is fixed."""
     inserted = f"{_INSERTED}."
-    found = model.named_modules(remove_duplicate=False)
-    kept = ((path, module) for path, module in found if not f"{path}.".startswith(inserted))
-    return {path: module for path, module in kept if not isinstance(module, torch.jit.ScriptModule)}
+    named = model.named_modules(remove_duplicate=False)
+    originals = ((path, module) for path, module in named if not f"{path}.".startswith(inserted))
+    return {path: module for path, module in originals if not isinstance(module, torch.jit.ScriptModule)}
 
 
 def _tensors(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
@@ -206,7 +206,7 @@ def _in_words(path: str, module: nn.Module, now: nn.Module | None) -> str:
 
 
 def _short(module: nn.Module) -> str:
-    told = repr(module)
+    text = repr(module)
     if is_adapter(module):
         return f"PEFT's {type(module).__name__}"
-    return told if "\n" not in told and len(told) < 80 else type(module).__name__
+    return text if "\n" not in text and len(text) < 80 else type(module).__name__

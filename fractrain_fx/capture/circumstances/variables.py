@@ -41,10 +41,10 @@ def variables(model: nn.Module, codes: Mapping[CodeType, dict[str, Any]], watche
         forward = forward_of(kind)
         if getattr(forward, "__code__", None) in codes:
             search.function(forward, _DEPTH, kind.__name__)
-        for made in vars(kind).values():
-            own: Any = getattr(made, "__code__", None)
-            if own in codes and not {"type", "__class__"}.isdisjoint(own.co_names):
-                search.parts(kind, kind.__name__, own.co_names, 0)
+        for member in vars(kind).values():
+            member_code: Any = getattr(member, "__code__", None)
+            if member_code in codes and not {"type", "__class__"}.isdisjoint(member_code.co_names):
+                search.parts(kind, kind.__name__, member_code.co_names, 0)
     named = {name for code in codes for name in code.co_names}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -55,19 +55,19 @@ def variables(model: nn.Module, codes: Mapping[CodeType, dict[str, Any]], watche
 
 def _with_methods(codes: Mapping[CodeType, dict[str, Any]], kinds: Iterable[type]) -> dict[CodeType, dict[str, Any]]:
     """Code and the methods of classes of modules that it names. A forward is only there if it made calls."""
-    found: dict[CodeType, dict[str, Any]] = {}
+    all_codes: dict[CodeType, dict[str, Any]] = {}
     new = dict(codes)
     while new:
-        found |= new
+        all_codes |= new
         named = {name for code in new for name in code.co_names} - {"forward", "__init__"}
         methods = (vars(kind).get(name) for kind in kinds for name in named)
-        functions = (getattr(each, "fget", each) for each in methods)
+        functions = (getattr(method, "fget", method) for method in methods)
         new = {
-            each.__code__: each.__globals__
-            for each in functions
-            if isinstance(each, FunctionType) and each.__code__ not in found
+            function.__code__: function.__globals__
+            for function in functions
+            if isinstance(function, FunctionType) and function.__code__ not in all_codes
         }
-    return found
+    return all_codes
 
 
 class _Search:
@@ -108,16 +108,16 @@ class _Search:
             if cell != CellType() and name != "__class__":  # which super() takes
                 self._add(cell, AttributePath(owner, name, "cell_contents"), cell.cell_contents)
                 self.value(function, owner, name, cell.cell_contents, function.__code__.co_names, depth)
-        if any(isinstance(each, (list, dict, set)) for each in function.__defaults__ or ()):
+        if any(isinstance(default, (list, dict, set)) for default in function.__defaults__ or ()):
             self._add(function, AttributePath(owner, "", "__defaults__"), function.__defaults__)
         self.code(function.__code__, function.__globals__, depth)
 
     def parts(self, owner: Any, path: str, named: Iterable[str], depth: int, held: bool = False) -> None:
         """Search the attributes of an object that code names, and the methods that it calls."""
-        own = getattr(owner, "__dict__", {})
+        attributes = getattr(owner, "__dict__", {})
         kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
         for name in {*named, "__call__"}:
-            part = own.get(name, next((vars(kind)[name] for kind in kinds if name in vars(kind)), ABSENT))
+            part = attributes.get(name, next((vars(kind)[name] for kind in kinds if name in vars(kind)), ABSENT))
             if isinstance(part, MemberDescriptorType) and not isinstance(owner, type):
                 part = getattr(owner, name, ABSENT)
             self._add(owner, AttributePath(path, "", name), part, shared=not held)
@@ -138,7 +138,7 @@ class _Search:
 @cache
 def _globals_of(code: CodeType) -> tuple[str, ...]:
     """The global variables that code names; ``co_names`` has attributes too, such as ``size`` of ``x.size()``."""
-    return tuple(dict.fromkeys(each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")))
+    return tuple(dict.fromkeys(op.argval for op in dis.get_instructions(code) if op.opname.endswith("_GLOBAL")))
 
 
 def _is_own(value: Any) -> bool:

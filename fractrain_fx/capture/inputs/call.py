@@ -55,31 +55,31 @@ class CallSpec:
                 f"the call has {len(args)} positional arguments; it was recorded with at most {len(self.positional)} "
                 f"({', '.join(self.positional)}): pass the same, or record the model with this call's arguments"
             )
-        given = dict(zip(self.positional, args, strict=False))
+        arguments = dict(zip(self.positional, args, strict=False))
         for name, value in kwargs.items():
-            if name in given:
+            if name in arguments:
                 raise InputError(f"argument {name!r} is passed twice, by position and by name")
-            given[name] = value
+            arguments[name] = value
         values = []
         for name, form in zip(self.placeholders, self.forms, strict=True):
-            if given.get(name) is None:
+            if arguments.get(name) is None:
                 raise InputError(
                     f"argument {name!r} is missing, and the graph was recorded with it: pass it, or record the model "
                     "without it in example_kwargs"
                 )
-            value = given.pop(name)
+            value = arguments.pop(name)
             _require(name, value, form)
             values.append(value)
         for name, recorded in self.constants:
-            if name not in given:
+            if name not in arguments:
                 raise InputError(
                     f"argument {name!r} is missing; the graph was recorded with {name}={shown_form(recorded)}: pass it"
                 )
-            _require(name, given.pop(name), recorded)
+            _require(name, arguments.pop(name), recorded)
         for name, default in self.defaults:
-            if name in given:
-                _require(name, given.pop(name), default)
-        for name, value in given.items():
+            if name in arguments:
+                _require(name, arguments.pop(name), default)
+        for name, value in arguments.items():
             _require(name, value, None)
         order = [name for name in kwargs if name in self.extra]
         if len(order) > 1 and order != list(self.extra):
@@ -130,8 +130,8 @@ class Example:
 
     def with_other_values(self) -> Example | None:
         """The same call with floats of half the size and the other sign; ``None`` if it has none but 0, 1 and masks."""
-        found = [x for x in tensors_in(self.tensors) if x.is_floating_point() and is_strided(x) and not x.is_meta]
-        numbers = {id(x) for x in found if not ((x == 0) | (x == 1) | x.isinf()).all()}
+        floats = [x for x in tensors_in(self.tensors) if x.is_floating_point() and is_strided(x) and not x.is_meta]
+        numbers = {id(x) for x in floats if not ((x == 0) | (x == 1) | x.isinf()).all()}
 
         def change(x: Tensor) -> Tensor:
             return (-0.5 * x.detach()).requires_grad_(x.requires_grad) if id(x) in numbers else x
@@ -184,13 +184,13 @@ class Arguments:
             keys = [key for key in {**before, **now} if not _same(before, now, key)]
             if not keys:
                 continue
-            told = f"its argument {name!r} ({type(value).__name__}) at {', '.join(repr(key) for key in keys[:3])}"
+            place = f"its argument {name!r} ({type(value).__name__}) at {', '.join(repr(key) for key in keys[:3])}"
             if id(value) not in returned:
                 raise CaptureError(
-                    f"{in_words(model)} changes {told}, which a graph does not do. Return the new values "
+                    f"{in_words(model)} changes {place}, which a graph does not do. Return the new values "
                     "instead, or switch off the cache or list that it fills in the example inputs"
                 )
-            notes.append(f"forward changes {told}. The rewritten model only returns it: read it from there")
+            notes.append(f"forward changes {place}. The rewritten model only returns it: read it from there")
         return notes
 
 

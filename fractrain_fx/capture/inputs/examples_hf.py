@@ -179,7 +179,7 @@ class HuggingFaceInputs:
         return {
             name
             for name, table in tables.items()
-            if any(not names.isdisjoint((each,) if isinstance(each, str) else each) for each in table)
+            if any(not names.isdisjoint((entry,) if isinstance(entry, str) else entry) for entry in table)
         }
 
     def _target(self) -> Tensor:
@@ -230,9 +230,9 @@ class HuggingFaceInputs:
         return torch.randn(self.batch, *size, generator=self.generator)
 
     def _check_required(self) -> None:
-        parameters = (each for name, each in self.parameters.items() if name not in self.inputs)
-        named = (each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
-        if missing := [each.name for each in named if each.default is each.empty]:
+        parameters = (param for name, param in self.parameters.items() if name not in self.inputs)
+        named = (param for param in parameters if param.kind not in (param.VAR_POSITIONAL, param.VAR_KEYWORD))
+        if missing := [param.name for param in named if param.default is param.empty]:
             raise self._unknown(f"its forward also needs {', '.join(missing)}")
 
     def _unknown(self, why: str) -> InputError:

@@ -62,14 +62,14 @@ def _unwrapped(model: nn.Module) -> nn.Module | None:
 
 def _restore_forward(model: nn.Module) -> bool:
     """Undo accelerate's mixed precision, which replaces ``forward`` and keeps the model's own."""
-    own = vars(model).get("_original_forward")
-    if own is None:
+    forward = vars(model).get("_original_forward")
+    if forward is None:
         return False
-    function = getattr(own, "__func__", None)
+    function = getattr(forward, "__func__", None)
     if function is getattr(type(model), "forward", None):
         del model.forward
     else:
-        model.forward = own if function is None else MethodType(function, model)
+        model.forward = forward if function is None else MethodType(function, model)
     del model._original_forward
     return True
 
@@ -77,7 +77,7 @@ def _restore_forward(model: nn.Module) -> bool:
 def _refuse_shards(model: nn.Module) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     tensors = sys.modules.get("torch.distributed.tensor")
-    sharded = fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in model.modules())
+    sharded = fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules())
     if sharded or (tensors is not None and any(isinstance(p, tensors.DTensor) for p in model.parameters())):
         raise CaptureError(
             f"{in_words(model)} is sharded over processes (FSDP, or DTensor parameters), so that no process holds "

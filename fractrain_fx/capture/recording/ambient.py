@@ -58,7 +58,7 @@ class Ambient:
 
     def __init__(self, model: nn.Module, writer: Writer) -> None:
         self._model, self._writer = model, writer
-        self._names = {id(x): name for each in (model.named_parameters, model.named_buffers) for name, x in each()}
+        self._names = {id(x): name for named in (model.named_parameters, model.named_buffers) for name, x in named()}
         self._buffers = {id(x): name for name, x in model.named_buffers()}
         self._noted: dict[tuple[Circumstance, Any, str], ReadCircumstance] = {}
         self._set: set[str] = set()
@@ -70,8 +70,8 @@ class Ambient:
     def seen(self, called: Iterable[str]) -> tuple[ReadCircumstance, ...]:
         """The circumstances that code of the graph read. Modules that it calls read theirs again at every run."""
         parts = set(called)
-        in_graph = (each for each in self._noted.values() if not is_within(each.module, parts))
-        return tuple({(each.circumstance, each.value): each for each in in_graph}.values())
+        in_graph = (noted for noted in self._noted.values() if not is_within(noted.module, parts))
+        return tuple({(noted.circumstance, noted.value): noted for noted in in_graph}.values())
 
     def read(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
         """Note that code read a circumstance."""
@@ -128,7 +128,7 @@ class Ambient:
             self.read(BufferShape(name), tuple(x.shape), frame)
 
     def _place(self, x: Tensor) -> int | None:
-        return next((place for place, each in enumerate(self.inputs) if each is x), None)
+        return next((place for place, tensor in enumerate(self.inputs) if tensor is x), None)
 
     def _read_inner(self, node: Node, value: bool, frame: FrameType) -> None:
         """Note the circumstances that decide whether a tensor of the graph requires a gradient."""
@@ -145,11 +145,11 @@ class Ambient:
         made_from = computed_from([node])
         inputs = [place for place, x in enumerate(self.inputs) if self._writer.known(x) in made_from]
         names: dict[str, None] = {}
-        for each in made_from:
-            target = str(each.target)
-            if each.op == "get_attr" and not target.startswith("frac."):
+        for source in made_from:
+            target = str(source.target)
+            if source.op == "get_attr" and not target.startswith("frac."):
                 names[target] = None
-            elif each.op == "call_module" and not target.startswith("frac."):
+            elif source.op == "call_module" and not target.startswith("frac."):
                 part = self._model.get_submodule(target)
                 names |= dict.fromkeys(f"{target}.{name}" for name, _ in part.named_parameters())
         return RequiresGrad(tuple(names), tuple(inputs))
@@ -167,9 +167,9 @@ class Ambient:
 
         A type can only come from inputs of the same kind: embeddings of 32-bit tokens have the type of the weight.
         """
-        reached = {kind: computed_from(node for node, each in self.types if each is kind) for _, kind in self.types}
-        found = ((i, self._writer.known(x), kind_of(x.dtype)) for i, x in enumerate(self.inputs))
-        return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
+        reached = {kind: computed_from(node for node, other in self.types if other is kind) for _, kind in self.types}
+        inputs = ((i, self._writer.known(x), kind_of(x.dtype)) for i, x in enumerate(self.inputs))
+        return frozenset(i for i, node, kind in inputs if node in reached.get(kind, ()))
 
     def enter(self, mode: bool = True) -> Node | None:
         """Write that gradients are on (or off) from here, whatever the mode around the call."""
@@ -202,11 +202,11 @@ TYPE_READS = frozenset({"type", "element_size", "result_type", "promote_types", 
 
 def computed_from(nodes: Iterable[Node]) -> dict[Node, None]:
     """Nodes that are still in the graph, with all nodes that they are computed from."""
-    found: dict[Node, None] = {}
+    reached: dict[Node, None] = {}
     waiting = [node for node in nodes if not node._erased]
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found[node] = None
+        if node not in reached:
+            reached[node] = None
             waiting += node.all_input_nodes
-    return found
+    return reached

@@ -115,17 +115,17 @@ def _object(writer: Writer, value: Any, cut: bool) -> Any:
     if leaves == [value] or not holds_tensor(leaves):
         raise UnrepresentableError(type(value).__name__)
     held = (argument(writer, part, cut) for part in leaves)
-    return _built(writer, lambda *given: pytree.tree_unflatten(given, spec), held, {}, type(value).__name__)
+    return _built(writer, lambda *values: pytree.tree_unflatten(values, spec), held, {}, type(value).__name__)
 
 
 def _in_order_of(kind: type[OrderedDict[str, Any]]) -> Callable[..., Any]:
     """Builds outputs of a class that sorts its keys, and gives them the order that forward had filled them in."""
 
     def build(**parts: Any) -> Any:
-        made = kind(**parts)
+        output = kind(**parts)
         for key in parts:
-            made.move_to_end(key)
-        return made
+            output.move_to_end(key)
+        return output
 
     return build
 
@@ -140,9 +140,9 @@ def _rebuilt(writer: Writer, value: Any, cut: bool) -> Node:
     kind, fixed = type(value), {name: part for name, part in state.items() if name not in held}
 
     def rebuild(**parts: Any) -> Any:
-        made = object.__new__(kind)
-        vars(made).update(fixed | parts)
-        return made
+        instance = object.__new__(kind)
+        vars(instance).update(fixed | parts)
+        return instance
 
     return _built(writer, rebuild, (), held, kind.__name__)
 
@@ -205,14 +205,14 @@ def write_closed(
     watched: EffectWatch,
 ) -> Any:
     """Write a call by a closure that keeps all arguments but tensors and sizes."""
-    given = [each for each in leaves_in((args, dict(kwargs))) if isinstance(each, _GIVEN)]
-    kept = map_tree((args, dict(kwargs)), lambda each: _HERE if isinstance(each, _GIVEN) else each)
+    operands = [leaf for leaf in leaves_in((args, dict(kwargs))) if isinstance(leaf, _GIVEN)]
+    template = map_tree((args, dict(kwargs)), lambda leaf: _HERE if isinstance(leaf, _GIVEN) else leaf)
 
     def call(*values: Any) -> Any:
         left = iter(values)
-        own_args, own_kwargs = map_tree(kept, lambda each: next(left) if each is _HERE else each)
+        own_args, own_kwargs = map_tree(template, lambda leaf: next(left) if leaf is _HERE else leaf)
         return func(*own_args, **own_kwargs)
 
     return recorder.write(
-        "call_function", function_node(call, name.strip("_") or "call"), tuple(given), {}, result, watched
+        "call_function", function_node(call, name.strip("_") or "call"), tuple(operands), {}, result, watched
     )

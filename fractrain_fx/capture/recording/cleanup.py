@@ -131,13 +131,13 @@ def _follow_mode(node: Node, other: Node, additions: Additions) -> None:
         theirs = next(others)
         if isinstance(ours, Node) or equal(ours, theirs):
             return ours
-        made = node.graph.call_module(additions.switch(ours, theirs))
-        made.meta["nn_module_stack"] = node.meta["nn_module_stack"]
-        return made
+        switch = node.graph.call_module(additions.switch(ours, theirs))
+        switch.meta["nn_module_stack"] = node.meta["nn_module_stack"]
+        return switch
 
     with node.graph.inserting_before(node):
-        given = map_aggregate((node.args, node.kwargs), followed)
-    node.args, node.kwargs = given
+        arguments = map_aggregate((node.args, node.kwargs), followed)
+    node.args, node.kwargs = arguments
 
 
 def same_calls(a: Graph, b: Graph, additions: Additions) -> bool:

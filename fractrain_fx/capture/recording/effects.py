@@ -103,8 +103,8 @@ def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
         return call
 
-    made = refused(recorder, torch.Generator, "makes a generator of random numbers")
-    generator = stand_in(torch.Generator, made)
+    refusal = refused(recorder, torch.Generator, "makes a generator of random numbers")
+    generator = stand_in(torch.Generator, refusal)
     places: list[tuple[Any, str, Any]] = [(torch, "Generator", generator)]
     for owner in (torch, torch.random):
         for name, real in (("manual_seed", real_seed), ("get_rng_state", real_get), ("set_rng_state", real_set)):
@@ -135,7 +135,9 @@ class Written:
     def __init__(self, model: nn.Module, writer: Writer) -> None:
         self._writer = writer
         self._owners = {id(module): (path, module) for path, module in model.named_modules()}
-        self._present = {(path, name): x for path, each in self._owners.values() for name, x in each._buffers.items()}
+        self._present = {
+            (path, name): x for path, module in self._owners.values() for name, x in module._buffers.items()
+        }
         self._set: list[tuple[str, Node]] = []
         self._versions = [(name, p, version_of(p)) for name, p in model.named_parameters()]
 

@@ -38,7 +38,7 @@ def write_hook(recorder: Recorder, name: str, args: tuple[Any, ...], handle: Any
     x, hook = args[0], args[1] if len(args) > 1 else None
     try:
         build, held = _opened(hook)
-        given = [argument(writer, each) for each in held]
+        operands = [argument(writer, value) for value in held]
     except UnrepresentableError as error:
         writer.block(f"its hook on a tensor holds {error}, which a graph cannot hand to it")
         return handle
@@ -49,7 +49,7 @@ def write_hook(recorder: Recorder, name: str, args: tuple[Any, ...], handle: Any
         method = getattr(tensor, name)
         return method() if hook is None else method(build(*values))
 
-    node = writer.create("call_function", function_node(register, name), (writer.node_of(x), *given), effect=True)
+    node = writer.create("call_function", function_node(register, name), (writer.node_of(x), *operands), effect=True)
     if handle is not None:
         recorder.handles[id(handle)] = handle, node
     return handle
@@ -105,7 +105,7 @@ def _opened(hook: Any) -> tuple[_Build, list[Any]]:
 
         return bound, [*held, *hook.args, *hook.keywords.values()]
     if isinstance(hook, FunctionType):
-        cells = [each for each in hook.__closure__ or () if _may_be_of_the_run(_contents(each))]
+        cells = [cell for cell in hook.__closure__ or () if _may_be_of_the_run(_contents(cell))]
         defaults, named = hook.__defaults__ or (), hook.__kwdefaults__ or {}
 
         def made(*values: Any) -> Any:

@@ -31,11 +31,11 @@ class Memory:
     @classmethod
     def of(cls, args: Iterable[Any], kwargs: Mapping[str, Any], result: Any, changed: Collection[int]) -> Memory:
         """The record of a call that has run; ``changed``: identities of the tensors that it changed."""
-        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         with torch._C.DisableTorchFunction():  # this is not a call of the model
-            own = _storages(result)
-            shares = frozenset(place for place, value in given.items() if not own.isdisjoint(_storages(value)))
-        writes = (place for place, value in given.items() if any(id(x) in changed for x in tensors_in(value)))
+            storages = _storages(result)
+            shares = frozenset(place for place, value in arguments.items() if not storages.isdisjoint(_storages(value)))
+        writes = (place for place, value in arguments.items() if any(id(x) in changed for x in tensors_in(value)))
         return cls(frozenset(writes), shares)
 
     def written(self, node: Node) -> list[Node]:
@@ -84,7 +84,7 @@ def _storage(x: Tensor) -> Any:
 
 
 def _operands(node: Node, places: Iterable[Place]) -> list[Node]:
-    given: dict[Any, Any] = {**dict(enumerate(node.args)), **node.kwargs}
-    found: list[Node] = []
-    map_arg([given.get(place) for place in sorted(places, key=str)], found.append)
-    return found
+    arguments: dict[Any, Any] = {**dict(enumerate(node.args)), **node.kwargs}
+    operands: list[Node] = []
+    map_arg([arguments.get(place) for place in sorted(places, key=str)], operands.append)
+    return operands

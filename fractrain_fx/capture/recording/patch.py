@@ -121,8 +121,8 @@ class Calls:
                 node for node, _ in recorder.reads.of_values[mark.reads :] if node.target not in targets.TEXT_READS
             ]
             passes_on = bool(numbers) and len(recorder.writer.obstacles) == mark.obstacles
-            seen = passes_on or recorder.contractions > mark.contractions or adds_inputs(mark.last, watched.tensors)
-            if seen or not same or hides_tensor(result) or not recorder.writes((args, kwargs)):
+            shown = passes_on or recorder.contractions > mark.contractions or adds_inputs(mark.last, watched.tensors)
+            if shown or not same or hides_tensor(result) or not recorder.writes((args, kwargs)):
                 return result
             recorder.fold(mark)
         with recorder.pause():

@@ -49,10 +49,10 @@ def _require_as_recorded(value: Any, recorded: Any, message: str) -> None:
 def write_test(graph: Graph, guard: Guard) -> None:
     """Make a graph raise if an expression of sizes of its tensors has another value than when it was recorded."""
 
-    def written(each: Any) -> Any:
-        if isinstance(each, Expression):
-            return made(each.op, *map(written, each.operands))
-        return made(each.read, each.node, each.dim) if isinstance(each, Size) else each
+    def written(operand: Any) -> Any:
+        if isinstance(operand, Expression):
+            return made(operand.op, *map(written, operand.operands))
+        return made(operand.read, operand.node, operand.dim) if isinstance(operand, Size) else operand
 
     def made(target: Any, *args: Any) -> Node:
         op = "call_method" if isinstance(target, str) else "call_function"
@@ -184,9 +184,9 @@ class PythonReads:
     ) -> None:
         """Make the graph raise if a test gives another value than it gave when recorded."""
         writer = self._writer
-        asked = writer.create("call_function", op, tuple(argument(writer, each) for each in operands))
+        test = writer.create("call_function", op, tuple(argument(writer, operand) for operand in operands))
         message = f"{Guard(expression, value, '', place_of(frame))} when recorded, at {place_of(frame)}"
-        writer.create("call_function", _require_as_recorded, (asked, value, message), effect=True)
+        writer.create("call_function", _require_as_recorded, (test, value, message), effect=True)
 
     def _expression(self, op: Callable[..., Any], operands: tuple[Any, ...]) -> Expression:
         return Expression(op, tuple(map(self._operand, operands)))
@@ -253,7 +253,7 @@ class PythonReads:
         """Dimensions of a call's results whose length depends on values that vary."""
         dims = decided_dims(name, args)
         varies = dims and any(self._writer.depends(x, ValueSource.DATA) for x in tensors_in(deciding(name, args)))
-        return dims if varies or any(isinstance(each, ValueList) for each in args) else frozenset()
+        return dims if varies or any(isinstance(arg, ValueList) for arg in args) else frozenset()
 
     def _read_value(self, name: str, x: Tensor, result: Any, frame: FrameType) -> Any:
         """A number or a list that remembers the tensor whose values it has."""

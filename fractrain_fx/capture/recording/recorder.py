@@ -114,8 +114,8 @@ class Recorder(TorchFunctionMode):
 
     def fold(self, mark: Mark) -> None:
         """Remove everything that was written since ``mark``; the node that comes instead has notes on its products."""
-        found = products_after(mark.last, lambda node: self.writer.made_from(node, ValueSource.VALUE))
-        self.hidden.expect(MODULE, "", found)
+        products = products_after(mark.last, lambda node: self.writer.made_from(node, ValueSource.VALUE))
+        self.hidden.expect(MODULE, "", products)
         while self.writer.last is not mark.last:
             self.writer.graph.erase_node(self.writer.last)
         for noted, count in zip(self._noted(), mark[2:], strict=True):
@@ -241,11 +241,11 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _note_code(self, frame: FrameType) -> None:
-        for each in outward(frame):
-            if each.f_code in self.codes or by_capture(each):
+        for outer in outward(frame):
+            if outer.f_code in self.codes or by_capture(outer):
                 return
-            if not by_library(each):
-                self.codes[each.f_code] = each.f_globals
+            if not by_library(outer):
+                self.codes[outer.f_code] = outer.f_globals
 
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name == "shape":

@@ -193,8 +193,8 @@ class Writer:
             return node
         names = self._names.get(id(value))
         if names:
-            own = [name for name in names if name.rpartition(".")[0] == self.path]
-            return self._attribute((own or names)[0])
+            here = [name for name in names if name.rpartition(".")[0] == self.path]
+            return self._attribute((here or names)[0])
         self._require_shown(value)
         self._alive.append(value)
         return self._attribute(self.additions.constant(value))
@@ -237,9 +237,9 @@ class Writer:
         """The node's value, cut from autograd; the node itself if it is cut already."""
         if node in self.cut:
             return node
-        made = self.once(("detach", node), lambda: self.create("call_method", "detach", (node,)))
-        self.cut.add(made)
-        return made
+        cut_node = self.once(("detach", node), lambda: self.create("call_method", "detach", (node,)))
+        self.cut.add(cut_node)
+        return cut_node
 
     def forget_detached(self, node: Node) -> None:
         """Cut the node's value anew when it is next needed: ``x.data = y`` has given it other memory."""

@@ -74,26 +74,30 @@ class Expression:
 
     def value(self, sizes: Mapping[Size, int]) -> Any:
         """The result for the given sizes."""
-        return self.op(*(_value(each, sizes) for each in self.operands))
+        return self.op(*(_value(operand, sizes) for operand in self.operands))
 
     @property
     def sizes(self) -> frozenset[Size]:
         """The sizes that it reads."""
-        read = (each.sizes if isinstance(each, Expression) else {each} for each in self.operands if _reads(each))
+        read = (
+            operand.sizes if isinstance(operand, Expression) else {operand}
+            for operand in self.operands
+            if _reads(operand)
+        )
         return frozenset().union(*read)
 
     def on(self, nodes: Mapping[Node, Node]) -> Expression:
         """The same expression on the nodes of a copied graph."""
 
-        def moved(each: Any) -> Any:
-            if isinstance(each, Expression):
-                return each.on(nodes)
-            return Size(nodes[each.node], each.dim, each.read) if isinstance(each, Size) else each
+        def moved(operand: Any) -> Any:
+            if isinstance(operand, Expression):
+                return operand.on(nodes)
+            return Size(nodes[operand.node], operand.dim, operand.read) if isinstance(operand, Size) else operand
 
         return Expression(self.op, tuple(map(moved, self.operands)))
 
     def __str__(self) -> str:
-        parts = [f"({each})" if _has_sign(each) else str(each) for each in self.operands]
+        parts = [f"({operand})" if _has_sign(operand) else str(operand) for operand in self.operands]
         if self.op is operator.pos:
             return parts[0].removeprefix("(").removesuffix(")") if _has_sign(self.operands[0]) else parts[0]
         if self.op in _WRITTEN:
@@ -117,10 +121,10 @@ class Guard:
     def holds(self, sizes: Mapping[Size, int]) -> bool:
         """Whether Python would see the same for the given sizes; not if they lack one that the condition reads."""
         try:
-            found = self.expression.value(sizes)
+            value = self.expression.value(sizes)
         except (ArithmeticError, LookupError, ValueError, TypeError):
             return False
-        return type(found) is type(self.value) and bool(found == self.value)
+        return type(value) is type(self.value) and bool(value == self.value)
 
     def __str__(self) -> str:
         expression, value = self.expression, self.value
@@ -135,23 +139,23 @@ class Guard:
 
 def place_of(frame: FrameType | None) -> Place:
     """The innermost line of the model's own code, which is not in the libraries that it computes with."""
-    own = (each for each in outward(frame) if of_models(each) and package_of(each) not in _LIBRARIES)
-    found = next(own, frame)
-    return Place(found.f_code.co_filename, found.f_lineno) if found else Place("?", 0)
+    frames = (outer for outer in outward(frame) if of_models(outer) and package_of(outer) not in _LIBRARIES)
+    innermost = next(frames, frame)
+    return Place(innermost.f_code.co_filename, innermost.f_lineno) if innermost else Place("?", 0)
 
 
-def _reads(each: Any) -> bool:
-    return isinstance(each, (Expression, Size))
+def _reads(operand: Any) -> bool:
+    return isinstance(operand, (Expression, Size))
 
 
-def _has_sign(each: Any) -> bool:
-    return isinstance(each, Expression) and each.op in _WRITTEN
+def _has_sign(operand: Any) -> bool:
+    return isinstance(operand, Expression) and operand.op in _WRITTEN
 
 
-def _value(each: Any, sizes: Mapping[Size, int]) -> Any:
-    if isinstance(each, Expression):
-        return each.value(sizes)
-    return sizes[each] if isinstance(each, Size) else each
+def _value(operand: Any, sizes: Mapping[Size, int]) -> Any:
+    if isinstance(operand, Expression):
+        return operand.value(sizes)
+    return sizes[operand] if isinstance(operand, Size) else operand
 
 
 def holds_sizes(value: Any) -> bool:

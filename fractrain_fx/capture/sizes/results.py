@@ -37,7 +37,7 @@ def decided_dims(name: str, args: tuple[Any, ...]) -> frozenset[int]:
         return _ROWS if isinstance(args[1], Tensor) else _ALL
     if name == "repeat_interleave" and len(args) > 1 and isinstance(args[1], Tensor):
         return _ALL
-    if name in targets.DATA_DEPENDENT or any(isinstance(each, ValueList) for each in args):
+    if name in targets.DATA_DEPENDENT or any(isinstance(arg, ValueList) for arg in args):
         return _ALL
     return frozenset()
 
@@ -100,11 +100,11 @@ def part_count(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _
         return args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0), rows_of, ()
     if name not in _SPLITS and name not in _CHUNKS:
         return None
-    given = args[1] if len(args) > 1 else next((kwargs[key] for key in _KEYWORDS if key in kwargs), None)
-    if not isinstance(given, int):
+    size_or_count = args[1] if len(args) > 1 else next((kwargs[key] for key in _KEYWORDS if key in kwargs), None)
+    if not isinstance(size_or_count, int):
         return None
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
-    return args[0], dim, chunks_of if name in _CHUNKS else parts_of, (given,)
+    return args[0], dim, chunks_of if name in _CHUNKS else parts_of, (size_or_count,)
 
 
 def tests_for_overflow(node: Node) -> bool:

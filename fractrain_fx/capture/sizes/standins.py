@@ -65,8 +65,8 @@ def _range(*args: Any) -> Any:
         ends = (0, *args)[-2:]
         observe(_range_length, ends, _range_length(*plain(ends)))
     else:
-        for each in args:
-            seen(each)
+        for arg in args:
+            seen(arg)
     return _RANGE(*plain(args))
 
 
@@ -98,10 +98,10 @@ def _symbolic(real: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs or not any(map(_is_symbol, args)):
-            for each in leaves_in((args, kwargs)):
-                if isinstance(each, ValueList):
-                    each.noticed(sys._getframe(1))
-                seen(each)
+            for leaf in leaves_in((args, kwargs)):
+                if isinstance(leaf, ValueList):
+                    leaf.noticed(sys._getframe(1))
+                seen(leaf)
             return real(*plain(args), **plain(kwargs))
         return number_of(real, args)
 
@@ -145,19 +145,19 @@ def standins(model: nn.Module) -> Iterator[Replacement]:
         for name, value in list(vars(file).items()):
             if type(value) is type(math.sqrt) and value in _MATH:
                 yield file, name, _MATH[value]
-        for name, made in _NAMES.items():
+        for name, replacement in _NAMES.items():
             if name not in vars(file):
-                yield file, name, made
+                yield file, name, replacement
     yield from _memoized(model)
 
 
 def files_of(model: nn.Module) -> Iterable[Any]:
     """The Python modules that define the classes of a model's modules, without torch's."""
     names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
-    own = (
+    own_names = (
         name for name in names if not name.startswith(("torch.", "fractrain_fx.")) and name not in ("torch", "builtins")
     )
-    return [sys.modules[name] for name in sorted(own) if name in sys.modules]
+    return [sys.modules[name] for name in sorted(own_names) if name in sys.modules]
 
 
 def _memoized(model: nn.Module) -> Iterator[Replacement]:
@@ -167,10 +167,10 @@ def _memoized(model: nn.Module) -> Iterator[Replacement]:
     """
     parts = list(model.modules())
     kinds = {kind for kind in map(type, parts) for kind in kind.__mro__ if _may_hold_memos(kind.__module__)}
-    own = {"__main__", *(kind.__module__ for kind in kinds)}
+    own_names = {"__main__", *(kind.__module__ for kind in kinds)}
     for name, file in list(sys.modules.items()):
         if _may_hold_memos(name):
-            yield from _bypasses(file, _memo_names(file) if name in own else _library_memos(name, file))
+            yield from _bypasses(file, _memo_names(file) if name in own_names else _library_memos(name, file))
     for owner in (*kinds, *parts):
         yield from _bypasses(owner, _memo_names(owner))
 

@@ -109,8 +109,8 @@ def number_of(op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     value = op(*map(plain, operands))
     if isinstance(value, tuple) and op is divmod:
         return symbol(value[0], operator.floordiv, operands), symbol(value[1], operator.mod, operands)
-    made = symbol(value, op, operands)
-    return made if isinstance(made, Symbol) else observe(op, operands, value)
+    result = symbol(value, op, operands)
+    return result if isinstance(result, Symbol) else observe(op, operands, value)
 
 
 def spoofed(value: Any) -> Any:
@@ -137,9 +137,9 @@ def symbol(value: Any, op: Callable[..., Any], operands: tuple[Any, ...]) -> Any
     kind = SymbolicInt if type(value) is _INT else SymbolicFloat if type(value) is _FLOAT else None
     if kind is None:
         return value
-    made = kind(value)
-    made.op, made.operands = op, operands
-    return made
+    symbolic = kind(value)
+    symbolic.op, symbolic.operands = op, operands
+    return symbolic
 
 
 @cache
@@ -239,4 +239,4 @@ def _number(value: Any) -> Any:
 
 def has_symbols(value: Any) -> bool:
     """Whether a symbol lies in ``value`` or in the plain containers that make it up."""
-    return any(isinstance(each, (Symbol, ValueList)) for each in leaves_in(value))
+    return any(isinstance(leaf, (Symbol, ValueList)) for leaf in leaves_in(value))

@@ -96,9 +96,9 @@ class HiddenCalls:
 
     def note_on(self, node: Node) -> None:
         """Write the counts on the node of the counted call."""
-        found = {name: count for name, count in self._found.items() if count}
-        if found:
-            node.meta[HIDDEN] = Hidden(self._call, self._name, found)
+        counts = {name: count for name, count in self._found.items() if count}
+        if counts:
+            node.meta[HIDDEN] = Hidden(self._call, self._name, counts)
         self.forget()
 
     def forget(self) -> None:
@@ -108,11 +108,11 @@ class HiddenCalls:
 
 def products_after(last: Node, counts: Callable[[Node], bool]) -> Counter[str]:
     """The contractions among the nodes after ``last`` that count."""
-    found: Counter[str] = Counter()
+    products: Counter[str] = Counter()
     for node in nodes_after(last):
         name = str(node.target) if node.op == "call_method" else call_name(node.target)
-        found[name] += is_product(name) and counts(node)
-    return found
+        products[name] += is_product(name) and counts(node)
+    return products
 
 
 def contractions_in_backward(function: Any) -> Counter[str]:
@@ -133,22 +133,22 @@ def contractions_in_operator(name: str, values: Any) -> Counter[str]:
     return Counter({_UNSHOWN: 1} if len(matrices) >= 2 else {})
 
 
-def _named(function: Any, seen: set[int]) -> Iterator[str]:
+def _named(function: Any, visited: set[int]) -> Iterator[str]:
     """Contractions named in a function's code, and in that of the functions, or kernels of Triton, that it calls."""
     function = inspect.unwrap(getattr(function, "fn", function))
-    if id(function) in seen or not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+    if id(function) in visited or not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
         return
-    seen.add(id(function))
+    visited.add(id(function))
     called: set[str] = set()
     yield from _named_in(function.__code__, called)
     for name in called & function.__globals__.keys():
-        yield from _named(function.__globals__[name], seen)
+        yield from _named(function.__globals__[name], visited)
 
 
 def _named_in(code: CodeType, called: set[str]) -> Iterator[str]:
     called.update(code.co_names)
     yield from (name for name in code.co_names if name in CONTRACTIONS)
-    if any(each.opname == "BINARY_OP" and each.argrepr == "@" for each in dis.get_instructions(code)):
+    if any(op.opname == "BINARY_OP" and op.argrepr == "@" for op in dis.get_instructions(code)):
         yield "matmul"
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -106,9 +106,9 @@ def _users_hooks(module: nn.Module) -> list[tuple[str, dict[int, Any], int]]:
 @contextlib.contextmanager
 def without_users_hooks(model: nn.Module) -> Iterator[None]:
     """Hide hooks that are not part of the modules' computation, inside."""
-    found = [(hooks, key) for module in model.modules() for _, hooks, key in _users_hooks(module)]
-    before = [(hooks, dict(hooks)) for hooks, _ in found]
-    for hooks, key in found:
+    entries = [(hooks, key) for module in model.modules() for _, hooks, key in _users_hooks(module)]
+    before = [(hooks, dict(hooks)) for hooks, _ in entries]
+    for hooks, key in entries:
         del hooks[key]
     try:
         yield

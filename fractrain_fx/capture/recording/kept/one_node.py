@@ -34,12 +34,12 @@ class OneNodes:
         """
         known = set(self.callees), set(self.refused)
         self.refused |= set(refused)
-        for each in refused:
-            self.callees.pop(each, None)
+        for function in refused:
+            self.callees.pop(function, None)
         modules: dict[str, Obstacle] = {}
         for obstacle in obstacles:
             self.met.add(obstacle.module)
-            callee = next((each for each in obstacle.callees if each not in self.refused), None)
+            callee = next((callee for callee in obstacle.callees if callee not in self.refused), None)
             if callee is None:
                 modules[obstacle.module] = obstacle
             else:
@@ -54,7 +54,7 @@ class OneNodes:
 
     def keep(self, model: nn.Module, found: Mapping[str, Obstacle]) -> None:
         """Keep these modules of ``model`` as one node too; one must be new, and none may be the model itself."""
-        new = {path: each.cause for path, each in found.items() if path not in self.modules}
+        new = {path: obstacle.cause for path, obstacle in found.items() if path not in self.modules}
         blamed = "" if "" in new else next(iter(found)) if not new else None
         if blamed is not None:
             module, obstacle = model.get_submodule(blamed), found[blamed]
@@ -76,7 +76,7 @@ def _largest_part(model: nn.Module, path: str, not_graphs: Collection[str]) -> s
         for name, part in model.get_submodule(path).named_children()
         if part._modules and forward_of(type(part)) is not nn.Module.forward
     }
-    parts = {part: size for part, size in parts.items() if not any(is_within(each, {part}) for each in not_graphs)}
+    parts = {part: size for part, size in parts.items() if not any(is_within(inner, {part}) for inner in not_graphs)}
     if not parts:
         return ""
     largest = f"model.{max(parts, key=lambda part: parts[part])}"
