@@ -104,7 +104,7 @@ class DispatchedBlock(nn.Module):
     def _divides(self, onto: Tensor, given: Sequence[Any], samples: int) -> bool:
         """Whether each tensor has equally many rows of each sample; it has not if a single row stands for all."""
         rows = [x.shape[axis.axis] for x, axis in zip(given, self.given, strict=True) if isinstance(axis, BatchAxis)]
-        return not any(each % samples for each in (*rows, onto.shape[self.axis.axis]))
+        return not any(count % samples for count in (*rows, onto.shape[self.axis.axis]))
 
     def _gathered(self, given: Sequence[Any], running: Tensor, samples: int) -> Iterator[Any]:
         for value, kind in zip(given, self.given, strict=True):
@@ -129,13 +129,13 @@ class DispatchedBlock(nn.Module):
     def _idle(self, choice: Tensor, onto: Tensor, given: Sequence[Any]) -> Tensor:
         """The block's output if all samples skip."""
         kind = self._kind(onto)
-        if kind not in self._types or any(each.training and not each.seen for each in self._ranges()):
+        if kind not in self._types or any(module.training and not module.seen for module in self._ranges()):
             # The branch never ran, so its output's type is unknown, and so are its ranges, which evaluation needs.
             self._look(onto, given)
         dtype = self._type(onto.dtype, self._types[kind])
         tensors = [x for x in (choice, *given, *self._parameters_read()) if isinstance(x, Tensor) and x.requires_grad]
-        kept = [x for x in tensors if x is not onto and x.is_floating_point()]
-        out: Tensor = _Idle.apply(onto, dtype, self.adding != "elsewhere", *dict.fromkeys(kept))
+        inputs = [x for x in tensors if x is not onto and x.is_floating_point()]
+        out: Tensor = _Idle.apply(onto, dtype, self.adding != "elsewhere", *dict.fromkeys(inputs))
         return out
 
     def _look(self, onto: Tensor, given: Sequence[Any]) -> None:
@@ -193,7 +193,7 @@ def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
 def _order(x: Tensor) -> list[int]:
     """The dimensions from the outermost in memory to the innermost."""
     strides = x.stride()
-    return sorted(range(x.ndim), key=lambda each: (-strides[each], each))
+    return sorted(range(x.ndim), key=lambda dim: (-strides[dim], dim))
 
 
 def share_of(count: int, running: int, samples: int) -> int:
@@ -247,7 +247,7 @@ class _Idle(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, onto: Tensor, dtype: torch.dtype, adds: bool, *read: Tensor) -> Tensor:
         ctx.adds, ctx.dtype = adds, onto.dtype
-        ctx.read = [(each.shape, each.dtype, each.device) for each in read]
+        ctx.read = [(tensor.shape, tensor.dtype, tensor.device) for tensor in read]
         return onto.to(dtype, copy=True) if adds else torch.zeros_like(onto, dtype=dtype)
 
     @staticmethod
