@@ -85,10 +85,8 @@ class _SkippedNorm(torch.autograd.Function):
     ) -> Tensor:
         y, mean, inverse = torch.native_batch_norm(x, weight, bias, *averages, batch, momentum, eps)
         # Evaluation normalises with the running averages, which may have changed by the time of backward.
-        statistics = (
-            (mean, inverse) if batch else tuple(None if average is None else average.clone() for average in averages)
-        )
-        ctx.save_for_backward(x, keep, weight, bias, *statistics)
+        stats = (mean, inverse) if batch else tuple(None if buffer is None else buffer.clone() for buffer in averages)
+        ctx.save_for_backward(x, keep, weight, bias, *stats)
         ctx.batch, ctx.eps = batch, eps
         # No sample skips where only those that compute a block are here.
         ctx.skips = bool((keep != 1).any())
