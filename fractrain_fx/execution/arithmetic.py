@@ -80,16 +80,16 @@ class Convolution:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
         last = ("output_padding", "groups", "dilation") if self.transposed else ("dilation", "groups")
         names = ("input", "weight", "bias", "stride", "padding", *last)
-        given = dict(zip(names, args, strict=False)) | dict(kwargs)
-        stride, dilation = (self._sizes(given.get(name, 1)) for name in ("stride", "dilation"))
-        padding = given.get("padding", 0)
+        arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
+        stride, dilation = (self._sizes(arguments.get(name, 1)) for name in ("stride", "dilation"))
+        padding = arguments.get("padding", 0)
         if padding == "valid":
             padding = 0
         elif padding == "same":
             padding = [d * (k - 1) // 2 for d, k in zip(dilation, self.kernel, strict=True)]
-        output_padding = self._sizes(given.get("output_padding", 0))
-        static = (stride, self._sizes(padding), dilation, output_padding, given.get("groups", 1))
-        return Bound(given["input"], given["weight"], given.get("bias"), static)
+        output_padding = self._sizes(arguments.get("output_padding", 0))
+        static = (stride, self._sizes(padding), dilation, output_padding, arguments.get("groups", 1))
+        return Bound(arguments["input"], arguments["weight"], arguments.get("bias"), static)
 
     def _sizes(self, value: Any) -> tuple[int, ...]:
         sizes = tuple(value) if isinstance(value, Sequence) else (value,)
@@ -104,10 +104,10 @@ class Convolution:
     def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
         stride, padding, dilation, output_padding, groups = call.static
         channels = call.b.shape[1] * groups if self.transposed else call.b.shape[0]
-        found: Gradients = torch.ops.aten.convolution_backward(
+        gradients: Gradients = torch.ops.aten.convolution_backward(
             g, call.a, call.b, [channels], stride, padding, dilation, self.transposed, output_padding, groups, needs
         )
-        return _asked(found, needs)
+        return _asked(gradients, needs)
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Linear:
     order: ClassVar[Order] = "matrices"
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
-        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
-        return Bound(given["input"], given["weight"], given.get("bias"))
+        arguments = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+        return Bound(arguments["input"], arguments["weight"], arguments.get("bias"))
 
     def forward(self, call: Bound) -> Tensor:
         return F.linear(call.a, call.b, call.added)
@@ -144,8 +144,8 @@ class MatMul:
     swapped: bool = False
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
-        given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
-        first, second = (given[name] for name in self.names)
+        arguments = dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        first, second = (arguments[name] for name in self.names)
         return Bound(second, first, None) if self.swapped else Bound(first, second, None)
 
     def forward(self, call: Bound) -> Tensor:
@@ -167,9 +167,9 @@ class AddMatMul:
     names: tuple[str, str, str]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
-        given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
-        added, a, b = (given[name] for name in self.names)
-        return Bound(a, b, added, (given.get("beta", 1), given.get("alpha", 1)))
+        arguments = dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        added, a, b = (arguments[name] for name in self.names)
+        return Bound(a, b, added, (arguments.get("beta", 1), arguments.get("alpha", 1)))
 
     def forward(self, call: Bound) -> Tensor:
         beta, alpha = call.static
@@ -221,8 +221,8 @@ class GroupedMatMul:
     order: ClassVar[Order] = "matrices"
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
-        given = dict(zip(("mat_a", "mat_b", "offs"), args, strict=False)) | dict(kwargs)
-        return Bound(given["mat_a"], given["mat_b"], given["offs"])
+        arguments = dict(zip(("mat_a", "mat_b", "offs"), args, strict=False)) | dict(kwargs)
+        return Bound(arguments["mat_a"], arguments["mat_b"], arguments["offs"])
 
     def forward(self, call: Bound) -> Tensor:
         return F.grouped_mm(call.a, call.b, offs=call.added)
@@ -259,6 +259,6 @@ def _matmul_gradients(g: Tensor, a: Tensor, b: Tensor, needs: Needs) -> tuple[Te
     return of_a, of_b
 
 
-def _asked(found: Gradients, needs: Needs) -> Gradients:
-    a, b, added = (each if need else None for each, need in zip(found, needs, strict=True))
+def _asked(gradients: Gradients, needs: Needs) -> Gradients:
+    a, b, added = (gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
     return a, b, added

@@ -62,7 +62,7 @@ class Probabilities(nn.Module):
         mask = given.pop("attn_mask", None)
         tensors, measured_here = op.call_of(*factors)[2].flatten()
         recipe = ProbabilitiesRecipe(op, measured_here, given, scores)
-        tensors = [mask, *(each if each is None else each.detach() for each in tensors)]
+        tensors = [mask, *(tensor if tensor is None else tensor.detach() for tensor in tensors)]
         probabilities: Tensor = _Probabilities.apply(scores, query, recipe, *tensors)
         self._latest = probabilities, recipe, tensors
         return probabilities
@@ -96,9 +96,9 @@ class ProbabilitiesRecipe:
         """The scores and a trained mask as leaves, and the probabilities that autograd sees made from them."""
         mask, *of_call = tensors
         call = Call.unflatten(of_call, self._measured_here)
-        found: tuple[list[Tensor], Tensor] | None = _latest.of(call.a, self)
-        if found is not None:
-            return found
+        graph: tuple[list[Tensor], Tensor] | None = _latest.of(call.a, self)
+        if graph is not None:
+            return graph
         device = call.a.device
         with autocasting(device.type, self._autocast), self._same_noise(device):
             with torch.no_grad():
@@ -109,9 +109,9 @@ class ProbabilitiesRecipe:
                 mask = mask.detach().requires_grad_()
                 leaves.append(mask)
             with torch.enable_grad():
-                found = leaves, attention_probabilities(scores, call.a, mask, **self.given)
-        _latest.keep(call.a, self, found)
-        return found
+                graph = leaves, attention_probabilities(scores, call.a, mask, **self.given)
+        _latest.keep(call.a, self, graph)
+        return graph
 
     @contextlib.contextmanager
     def _same_noise(self, device: torch.device) -> Iterator[None]:

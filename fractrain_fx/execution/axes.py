@@ -82,9 +82,9 @@ def kept_rows(arithmetic: Arithmetic, g: Tensor, a: Tensor, b: Tensor, of_first:
         return (0, 0) if of_first else None
     if isinstance(arithmetic, Einsum):
         first, second, out = _terms(arithmetic)
-        own, other = (first, second) if of_first else (second, first)
-        letter = next((each for each in reversed(out) if each in own and each not in other), None)
-        return None if letter is None else (out.index(letter), own.index(letter))
+        term, other = (first, second) if of_first else (second, first)
+        letter = next((letter for letter in reversed(out) if letter in term and letter not in other), None)
+        return None if letter is None else (out.index(letter), term.index(letter))
     factor = a if of_first else b
     if factor.ndim < 2:
         return None
@@ -114,7 +114,7 @@ def _terms(arithmetic: Einsum) -> tuple[str, str, str]:
 
 def _shared(first: str, second: str, result: str) -> Summed:
     """The letters that two operands have and the result has not; the last of each operand if there are none."""
-    letters = [each for each in first if each in second and each not in result]
+    letters = [letter for letter in first if letter in second and letter not in result]
     if not letters:
         return Summed((len(first) - 1,), (len(second) - 1,), None)
     return _summed(tuple(map(first.index, letters)), tuple(map(second.index, letters)))

@@ -62,9 +62,9 @@ class CalledBackend:
         return torch.ops.fractrain_fx.forward_of(self.number, size, self.needs, *call.flatten()), NOTHING_KEPT
 
     def backward(self, plan: Plan, call: Call, g: Tensor, kept: tuple[Kept, Kept], needs: Needs) -> Gradients:
-        found = torch.ops.fractrain_fx.backward_of(self.number, self.needs, needs, g, *call.flatten())
+        gradients = torch.ops.fractrain_fx.backward_of(self.number, self.needs, needs, g, *call.flatten())
         places = itertools.count()
-        of_a, of_b, of_added = (found[next(places)] if each else None for each in needs)
+        of_a, of_b, of_added = (gradients[next(places)] if need else None for need in needs)
         return of_a, of_b, of_added
 
 
@@ -95,15 +95,15 @@ def _backward(
     measured_here: Sequence[bool],
 ) -> list[Tensor]:
     plan, backend, call = _chosen(number, needed, tensors, measured_here)
-    found = backend.backward(plan, call, g, NOTHING_KEPT, _needs(asked))
-    return [each.contiguous() for each in found if each is not None]
+    gradients = backend.backward(plan, call, g, NOTHING_KEPT, _needs(asked))
+    return [gradient.contiguous() for gradient in gradients if gradient is not None]
 
 
 @_backward.register_fake
 def _(
     number: Tensor, needed: Sequence[bool], asked: Sequence[bool], g: Tensor, tensors: Sequence[Tensor | None], *_: Any
 ) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x, each in zip(tensors[:3], asked, strict=True) if each and x is not None]
+    return [x.new_empty(x.shape) for x, need in zip(tensors[:3], asked, strict=True) if need and x is not None]
 
 
 def _chosen(

@@ -61,7 +61,7 @@ class FusedOp(nn.Module):
         self.training = gradient.training
         # In a tuple, which torch does not register as children: their state must not get a second name.
         self._quantizers = (first, second, gradient)
-        first_factor, second_factor = (factor(each, arithmetic.order) for each in (first, second))
+        first_factor, second_factor = (factor(quantizer, arithmetic.order) for quantizer in (first, second))
         self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis, gradient)
         """Everything about the op except its tensors."""
         self.backends: tuple[Backend, ...] = (CUDA, PLAIN)
@@ -130,7 +130,7 @@ class FusedOp(nn.Module):
     @property
     def precision(self) -> Precision | None:
         """The present bits, if backends are to know them on the host."""
-        return next((each if isinstance(each, Precision) else each.known for each in self._stage), None)
+        return next((bits if isinstance(bits, Precision) else bits.known for bits in self._stage), None)
 
     def choose(self, call: Call, needs: Needs) -> Backend:
         """The first backend that does not refuse a call of which ``needs`` gradients will be asked."""
@@ -147,7 +147,7 @@ class FusedOp(nn.Module):
     @property
     def codes(self) -> CodedProducts | None:
         """The backend of codes, if the op may have them."""
-        return next((each for each in self.backends if isinstance(each, CodedProducts)), None)
+        return next((backend for backend in self.backends if isinstance(backend, CodedProducts)), None)
 
     def call_of(
         self,
@@ -192,9 +192,9 @@ def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
     """The tensors, with views in place of repetitions: Dynamo rejects a Function that gets one tensor twice."""
     distinct: list[Tensor | None] = []
-    for each in tensors:
-        twice = each is not None and any(each is other for other in distinct)
-        distinct.append(each.view_as(each) if twice and each is not None else each)
+    for tensor in tensors:
+        twice = tensor is not None and any(tensor is other for other in distinct)
+        distinct.append(tensor.view_as(tensor) if twice and tensor is not None else tensor)
     return distinct
 
 
@@ -233,7 +233,7 @@ class _Fused(torch.autograd.Function):
         *tensors, ctx.measured_here, ctx.precision, ctx.plan, ctx.backend, ctx.recipe = rest
         tensors, sources = tensors[:CALL_TENSORS], tensors[CALL_TENSORS:]
         call, plan = Call.unflatten(tensors, ctx.measured_here, ctx.precision), ctx.plan
-        ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
+        ctx.choices = tuple(None if choice is None else choice.dtype for choice in (a_choice, b_choice))
         ctx.types = call.a.dtype, call.b.dtype
         out, kept = ctx.backend.forward(plan, call)
         ctx.sources = len(sources)

@@ -240,7 +240,7 @@ def contract(plan: Plan, call: Call, first: Tensor, second: Tensor) -> Tensor:
     dtype = autocast_dtype(device)
     if dtype is None:  # entering torch.autocast takes as long as a small op
         return plan.arithmetic.forward(Bound(first, second, added, plan.static))
-    first, second, added = (autocast(each, dtype) for each in (first, second, added))
+    first, second, added = (autocast(tensor, dtype) for tensor in (first, second, added))
     with torch.autocast(device, enabled=False):
         return plan.arithmetic.forward(Bound(first, second, added, plan.static))
 

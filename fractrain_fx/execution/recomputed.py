@@ -45,7 +45,7 @@ class Recomputed(nn.Module):
         self._modules_with_state, self._buffers_with_state = tuple(modules), tuple(buffers)
         self._options = dict(options)
         called = (graph.get_submodule(str(node.target)) for node in graph.graph.find_nodes(op="call_module"))
-        self._replaces = any(isinstance(each, TensorWrite) for each in called)
+        self._replaces = any(isinstance(module, TensorWrite) for module in called)
 
     def forward(self, *args: Any) -> Any:
         """Run the part; without gradients, or if torch compiles, nothing else."""

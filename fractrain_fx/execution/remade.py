@@ -97,13 +97,13 @@ class _ModuleRecipe(NamedTuple):
     def make(self, *sources: Any) -> Tensor:
         """The ops of a thread that read one operand one after the other get the same tensor."""
         (source,) = sources
-        found: Tensor | None = _latest.of(source, self)
-        if found is None:
+        operand: Tensor | None = _latest.of(source, self)
+        if operand is None:
             with autocasting(source.device.type, self.autocast):
                 value: Tensor = self.module(source)
-            found = value.as_strided(*self.layout)
-            _latest.keep(source, self, found)
-        return found
+            operand = value.as_strided(*self.layout)
+            _latest.keep(source, self, operand)
+        return operand
 
 
 def can_run_again(module: nn.Module | None) -> bool:

@@ -111,22 +111,22 @@ def gradient_roundings(
     _, x, rounds = factor_of(plan, call, slot)
     product: ProductName = "weight_gradient" if (slot == SECOND) == plan.first.weight else "input_gradient"
     summed, other = _summed_backward(plan, call, g, slot)
-    own = call.bits if plan.fmt.by_product and call.bits is not None else rounds.bits
+    bits = call.bits if plan.fmt.by_product and call.bits is not None else rounds.bits
     recipe = plan.fmt.recipe
     if recipe is not None and getattr(recipe, product).second.again:
         x = forward_roundings(plan, call)[slot].rounded().to(x.dtype)
     if call.bits is None or seed is None:
-        return None, _factor(plan, call, slot, product, summed.second, x, own)
+        return None, _factor(plan, call, slot, product, summed.second, x, bits)
     if (rows := mixed_rows(plan, call, g, slot)) is not None:
         g = rotate(g, rows.of_g, rows.matrix)
     if _may_mix(plan, product, summed):
         assert summed.one is not None
-        g, x = plan.fmt.transform(product, g, x, summed.one, (call.bits, own), seed + 2 * APART)
+        g, x = plan.fmt.transform(product, g, x, summed.one, (call.bits, bits), seed + 2 * APART)
     axis = plan.axis.of_bits(call.bits, g.shape)
     window, ends = positions(plan.arithmetic, g), _group_ends(plan, call, slot)
     of = Operand(product, "g", summed.first, axis, across=other.first, positions=window, group_ends=ends)
     of_g = Rounding(g, axis.expand(call.bits, g.shape), of, plan.fmt, seed=seed)
-    return of_g, _factor(plan, call, slot, product, summed.second, x, own, seed + 3 * APART)
+    return of_g, _factor(plan, call, slot, product, summed.second, x, bits, seed + 3 * APART)
 
 
 def mixed_rows(plan: Plan, call: Call, g: Tensor, slot: int) -> MixedRows | None:
@@ -136,12 +136,12 @@ def mixed_rows(plan: Plan, call: Call, g: Tensor, slot: int) -> MixedRows | None
         length = None if recipe is None else recipe.input_gradient.rows
     if length is None or call.bits is None:
         return None
-    kept = kept_rows(plan.arithmetic, g, call.a, call.b, slot == SECOND)
-    own = call.bits if plan.fmt.by_product else factor_of(plan, call, slot)[2].bits
-    if kept is None or not needs_rotation((call.bits, own)):
+    dims = kept_rows(plan.arithmetic, g, call.a, call.b, slot == SECOND)
+    bits = call.bits if plan.fmt.by_product else factor_of(plan, call, slot)[2].bits
+    if dims is None or not needs_rotation((call.bits, bits)):
         return None
-    width = math.gcd(length, g.shape[kept[0]])
-    return MixedRows(*kept, rotation_at((call.bits, own), width, None, g.new_empty(0)))
+    width = math.gcd(length, g.shape[dims[0]])
+    return MixedRows(*dims, rotation_at((call.bits, bits), width, None, g.new_empty(0)))
 
 
 def factor_of(plan: Plan, call: Call, slot: int) -> tuple[Factor, Tensor, Rounds]:

@@ -76,20 +76,24 @@ def kernel_of(
 
 def _eight_bits(kind: Kind, how: ProductRecipe, device: torch.device) -> Kernel | str:
     operands = how.first, how.second
-    if how.hadamard is not None or how.rows is not None or any(each.stochastic or each.again for each in operands):
+    if (
+        how.hadamard is not None
+        or how.rows is not None
+        or any(operand.stochastic or operand.again for operand in operands)
+    ):
         return "rounds by chance or after a transform, and torchao rounds to the nearest"
-    if any(each.square or each.block for each in operands):
+    if any(operand.square or operand.block for operand in operands):
         return "has square blocks, or blocks of another length, which torchao's products lack"
-    if kind == "float8" and any(each.per_row for each in operands):
+    if kind == "float8" and any(operand.per_row for operand in operands):
         return "has a scale for each row, and torchao's float8 is used with one for the tensor"
-    wide = [each.eight == "e5m2" for each in operands]
+    wide = [operand.eight == "e5m2" for operand in operands]
     if all(wide) or (kind == "mxfp8" and any(wide)):
         return "multiplies e5m2, for which torchao has no product here"
     lacks = refusal(kind, device)
     if lacks is not None and not (kind == "mxfp8" and device.type in ("cpu", "cuda")):
         return lacks
     if kind == "int8":
-        return Kernel(kind, *("row" if each.per_row else "tensor" for each in operands))
+        return Kernel(kind, *("row" if operand.per_row else "tensor" for operand in operands))
     return Kernel(kind, how.first.eight, how.second.eight, lacks)
 
 

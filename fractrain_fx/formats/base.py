@@ -212,7 +212,7 @@ class Format(Protocol):
 
         # One option after the other, so that one copy of x lives at a time, and without a generator: torch.compile may
         # begin to trace a backward pass twice, and fails on generators of the first time.
-        return of_options(bits, lambda widths: torch.stack([gain(each) for each in widths], dim=1))
+        return of_options(bits, lambda widths: torch.stack([gain(width) for width in widths], dim=1))
 
     @abstractmethod
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:

@@ -54,7 +54,7 @@ def checked_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*b
     if isinstance(bits, Tensor):
         whole = not bits.is_floating_point() and not bits.is_complex() and bits.dtype != torch.bool
         sizes = zip(reversed(bits.shape), reversed(x.shape), strict=False)
-        if bits.ndim > x.ndim or any(own not in (1, size) for own, size in sizes):
+        if bits.ndim > x.ndim or any(length not in (1, size) for length, size in sizes):
             raise InputError(f"bits of shape {tuple(bits.shape)} do not broadcast against {tuple(x.shape)}")
         if whole and readable(bits) and bits.numel() and not 0 <= int(bits.min()) <= int(bits.max()) <= FLOAT_BITS:
             raise InputError(f"bits from {int(bits.min())} to {int(bits.max())} must lie in 0..{FLOAT_BITS}")
@@ -112,9 +112,9 @@ def put_where(bits: Int[Tensor, "*bits"], which: tuple[int, ...], values: Tensor
     """
     dims = [dim for dim, size in enumerate(bits.shape) if size != 1]
     if not readable(bits) or len(dims) > 1 or (dims and bits.ndim != target.ndim):
-        mask = reduce(or_, [bits == each for each in which])
+        mask = reduce(or_, [bits == width for width in which])
         return torch.where(mask, values, target)
-    meant = [index for index, each in enumerate(bits.flatten().tolist()) if each in which]
+    meant = [index for index, width in enumerate(bits.flatten().tolist()) if width in which]
     if not meant:
         return target
     if not dims:

@@ -140,5 +140,5 @@ def _lent(like: Tensor, slot: int, order: Order) -> Tensor | None:
             piece.views.clear()
         # Outside inference mode even if the first call is in it: a tensor made there can be written nowhere else.
         with torch.inference_mode(False), torch.no_grad():
-            found = piece.views[shape] = piece.view(like, order)
-        return found
+            view = piece.views[shape] = piece.view(like, order)
+        return view

@@ -108,8 +108,8 @@ def gains_compiled(
 ) -> Tensor:
     """The format's ``activation_gains`` by the C++ kernel; ``twice``: values are bfloat16 numbers, held in float32."""
     gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
-    found: Tensor = gains(x, g, bits, *within, twice, squared)
-    return found
+    sums: Tensor = gains(x, g, bits, *within, twice, squared)
+    return sums
 
 
 def measure_compiled(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:

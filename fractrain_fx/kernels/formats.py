@@ -81,7 +81,7 @@ class AffineByKernels(AffineFormat):
             x, g = (x - within.lo) / width, g * width
             within = ValueRange(width.new_zeros(()), width.new_ones(()), within.measured_here)
         if "cpu" in self.kernels:
-            single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
+            single, of_single = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor for tensor in (x, g))
             if single.dtype == of_single.dtype and affine.has_gains(single, within.lo):
                 return affine.gains_compiled(single, of_single, bits, within, squared=squared, twice=single is not x)
         if "cuda" in self.kernels and has_triton(x, *within[:2]):
@@ -99,9 +99,9 @@ class AffineByKernels(AffineFormat):
     ) -> Values:
         if "cuda" in self.kernels and self.gradient_grid == "range" and has_triton(g):
             within = self.gradient_range(g, bits, axis)
-            found = round_by_triton(g, bits, within, noise=noise_number(True, seed), erase=True)
-            if found is not None:
-                return found
+            rounded = round_by_triton(g, bits, within, noise=noise_number(True, seed), erase=True)
+            if rounded is not None:
+                return rounded
         return super().output_gradient(g, bits, axis=axis, seed=seed, out=out)
 
     def moved_range(self, x: Values, running: RangeBuffers, weight: float) -> ValueRange:
@@ -114,16 +114,16 @@ class AffineByKernels(AffineFormat):
     ) -> Values:
         bits = as_bits(bits, w)
         if within is None and "cuda" in self.kernels and has_triton(w):
-            found = round_rows_by_triton(w, bits, dim)
-            if found is not None:
-                return found[0]
+            rounded = round_rows_by_triton(w, bits, dim)
+            if rounded is not None:
+                return rounded[0]
         return super().weight(w, bits, dim=dim, within=within, out=out)
 
     def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
         if "cpu" in self.kernels and affine.has_kernels(x, within.lo):
-            found = affine.coded_compiled(x, bits, within)
-            if found is not None:
-                return found[0]
+            coded = affine.coded_compiled(x, bits, within)
+            if coded is not None:
+                return coded[0]
         return super().codes(x, bits, within)
 
     def _round(
@@ -147,8 +147,8 @@ class AffineByKernels(AffineFormat):
             elif only_unrounded(bits):
                 return x
             elif affine.has_kernels(work := x.to(torch.float32), within.lo):
-                found = affine.round_compiled(work, bits, within, stochastic=stochastic, seed=seed, out=work)
-                rounded = None if found is None else found.to(x.dtype)
+                single = affine.round_compiled(work, bits, within, stochastic=stochastic, seed=seed, out=work)
+                rounded = None if single is None else single.to(x.dtype)
         if rounded is not None:
             return rounded
         return super()._round(x, bits, within, stochastic=stochastic, seed=seed, out=out)
@@ -216,12 +216,12 @@ class MicroscalingByKernels(MicroscalingFormat):
         pair = first, second
         if "cpu" not in self.kernels or seed is None:
             return super()._rotated(first, second, dims, width, bits, seed)
-        if all(graph_ops.has_ops(x, each) for x in pair for each in bits):
+        if all(graph_ops.has_ops(x, widths) for x in pair for widths in bits):
             return (
                 graph_ops.rotate_in_graph(first, bits, dims[0], width, seed),
                 graph_ops.rotate_in_graph(second, bits, dims[1], width, seed),
             )
-        if all(known_bits(each) is not None for each in bits) and all(map(microscaling.has_kernels, pair)):
+        if all(known_bits(widths) is not None for widths in bits) and all(map(microscaling.has_kernels, pair)):
             return (
                 microscaling.rotate_compiled(first, dims[0], width, seed),
                 microscaling.rotate_compiled(second, dims[1], width, seed),

@@ -54,8 +54,8 @@ def round_in_graph(
     numbers = [float(number) for grid in elements.values() for number in grid]
     first, second = cuts[0].dims, cuts[1].dims if len(cuts) > 1 else ()
     noise = (draw_seed() if seed is None else seed) if stochastic else None
-    found: Tensor = _round(x, bits, [*elements], numbers, first, second, cuts[0].size, scale, noise, matrices)
-    return found
+    rounded: Tensor = _round(x, bits, [*elements], numbers, first, second, cuts[0].size, scale, noise, matrices)
+    return rounded
 
 
 def rotate_in_graph(x: Tensor, bits: Sequence[Tensor], dim: int, width: int, seed: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def rotate_in_graph(x: Tensor, bits: Sequence[Tensor], dim: int, width: int, see
 
     ``bits`` are those of both operands; ``x`` is one of them and must satisfy :func:`has_ops`.
     """
-    found: Tensor = _rotate(x, bits, dim, width, seed)
-    return found
+    rotated: Tensor = _rotate(x, bits, dim, width, seed)
+    return rotated
 
 
 @torch.library.custom_op("fractrain_fx::round_operand", mutates_args=(), tags=_TAGS)
@@ -112,7 +112,7 @@ def _(
 
 @torch.library.custom_op("fractrain_fx::rotate_operand", mutates_args=(), tags=_TAGS)
 def _rotate(x: Tensor, bits: Sequence[Tensor], dim: int, width: int, seed: Tensor) -> Tensor:
-    if any(int(each) not in (0, HALF_BITS, FLOAT_BITS) for each in bits):
+    if any(int(number) not in (0, HALF_BITS, FLOAT_BITS) for number in bits):
         return rotate_compiled(x, dim, width, seed)
     out = rotated_room(x, dim, width)
     length = x.shape[dim]

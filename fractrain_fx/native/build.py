@@ -155,7 +155,7 @@ def _build_in(file: Path) -> None:
             return
         (file.parent / "lock").unlink(missing_ok=True)
         _LOG.info("building the C++ kernels into %s, which takes about a minute", file.parent)
-        sources = [str(each) for each in _files() if each.suffix == ".cpp"]
+        sources = [str(source) for source in _files() if source.suffix == ".cpp"]
         folder = str(file.parent)
         before, os.environ["PATH"] = os.environ.get("PATH", os.defpath), _search_path()
         try:

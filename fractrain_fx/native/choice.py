@@ -74,35 +74,35 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
         ConfigError: the environment variable has another value than ``plain``, ``cuda`` or ``cpu``, or Triton
             is asked for and not installed.
     """
-    asked, here = config.run.backend, device.type
-    fixed = os.environ.get(MEANING) if asked == "auto" and config.rounds_by_kernels else None
-    if "cuda" in (asked, fixed) and not has_triton_package():
+    backend, here = config.run.backend, device.type
+    fixed = os.environ.get(MEANING) if backend == "auto" and config.rounds_by_kernels else None
+    if "cuda" in (backend, fixed) and not has_triton_package():
         raise ConfigError(f"run.backend='cuda' needs Triton: {_TRITON}, or write run.backend='plain'")
-    if asked != "auto":
-        return RoundingChoice(asked, _ASKED[asked], here)
+    if backend != "auto":
+        return RoundingChoice(backend, _ASKED[backend], here)
     if not config.rounds_by_kernels:
-        return RoundingChoice(asked, "plain", here)
+        return RoundingChoice(backend, "plain", here)
     known: dict[str, Used] = {"plain": "plain", "cuda": "cuda", "cpu": "cpu"}
     if fixed in known:
-        return RoundingChoice(asked, known[fixed], here, f"{MEANING} is {fixed!r}")
+        return RoundingChoice(backend, known[fixed], here, f"{MEANING} is {fixed!r}")
     if fixed:
         raise ConfigError(f"the environment variable {MEANING}={fixed!r} is unknown: write plain, cuda or cpu")
     # Where a model is on a CPU now, it may move to a GPU later.
     otherwise: Used = "cuda" if has_triton_package() else "plain"
     if here == "cuda":
         triton = "it is installed" if has_triton_package() else f"Triton is not installed: {_TRITON}"
-        return RoundingChoice(asked, otherwise, here, triton)
+        return RoundingChoice(backend, otherwise, here, triton)
     if here != "cpu":
-        return RoundingChoice(asked, "plain", here, f"there are no kernels for a model on {here!r}")
+        return RoundingChoice(backend, "plain", here, f"there are no kernels for a model on {here!r}")
     if is_built() and (reason := distrusted()) is not None:
-        return RoundingChoice(asked, otherwise, here, reason)
+        return RoundingChoice(backend, otherwise, here, reason)
     if is_built():
-        return RoundingChoice(asked, "cpu", here, "they are built")
+        return RoundingChoice(backend, "cpu", here, "they are built")
     if lacking := lacking_programs():
         reason = f"there is no {' and no '.join(lacking)} here to build C++ kernels"
-        return RoundingChoice(asked, otherwise, here, reason)
+        return RoundingChoice(backend, otherwise, here, reason)
     reason = "C++ kernels are quicker, and not built yet: run 'fractrain build' once, which takes about a minute"
-    return RoundingChoice(asked, otherwise, here, reason, hint=True)
+    return RoundingChoice(backend, otherwise, here, reason, hint=True)
 
 
 @cache

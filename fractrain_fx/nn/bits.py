@@ -57,9 +57,9 @@ class StageBits(FollowsStage):
 
     def _look(self) -> None:
         """Read the buffers if they were written to, or replaced."""
-        seen = zip(self._moments(), self._known_at, strict=True)
+        moments = zip(self._moments(), self._known_at, strict=True)
         held = all(type(x) is Tensor and not x.is_meta for x in (self.fw, self.bw))
-        if held and not all(now is before and version == then for (now, version), (before, then) in seen):
+        if held and not all(now is before and version == then for (now, version), (before, then) in moments):
             self._know(Precision(int(self.fw), int(self.bw)))
 
     def _know(self, precision: Precision) -> None:
@@ -84,8 +84,8 @@ class OwnBits(NamedTuple):
 
 def stage_of(model: nn.Module) -> Precision | None:
     """The precision of a model's scheduled ops; ``None`` without any, or without values. Waits for the device."""
-    found = (module for module in model.modules() if isinstance(module, StageBits))
-    held = (bits for bits in found if type(bits.fw) is Tensor and not bits.fw.is_meta)
+    stages = (module for module in model.modules() if isinstance(module, StageBits))
+    held = (bits for bits in stages if type(bits.fw) is Tensor and not bits.fw.is_meta)
     return next((Precision(int(bits.fw), int(bits.bw)) for bits in held), None)
 
 

@@ -129,7 +129,7 @@ class CostMeter(FullPrecision):
             ("counts", [[[float(row.steered or not steers)] for row in rows], [[1.0]] * len(rows)]),
             ("fixed", [[0.0] * 3 if steers else fixed, fixed]),
             ("over", [sum(over), sum(total)]),
-            ("inverse", [1 / each if each else 0.0 for each in over]),
+            ("inverse", [1 / macs if macs else 0.0 for macs in over]),
         ):
             table = torch.tensor(values, dtype=torch.float64).to(torch.float32)
             self.register_buffer(name, table, persistent=False)
@@ -194,9 +194,9 @@ class CostMeter(FullPrecision):
     def _spent(self, bits: Sequence[Tensor], shares: Sequence[Tensor | None]) -> Float[Tensor, "rows 3"]:
         """MACs of FW, EB and GC of each row, times their shares as :meth:`Precision.shares` has them."""
         b, w, g = torch.stack(tuple(bits)).float()[self.places].unbind(dim=1)
-        own = torch.stack((b, g, g), dim=1)  # the bits of each product
-        first = torch.where(self.by_product, own, torch.stack((b, g, b), dim=1))
-        second = torch.where(self.by_product, own, torch.stack((w, w, g), dim=1))
+        widths = torch.stack((b, g, g), dim=1)  # the bits of each product
+        first = torch.where(self.by_product, widths, torch.stack((b, g, b), dim=1))
+        second = torch.where(self.by_product, widths, torch.stack((w, w, g), dim=1))
         spent = self.macs * (first.maximum(self.least) * second.maximum(self.least) / _FULL)
         if not shares:
             return spent

@@ -93,8 +93,8 @@ def _plain(*layers: nn.Module) -> bool:
 
 def _embed(x: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:
     """``output(relu(hidden(x)))``, up to the order of sums."""
-    found: Tensor = _Embedding.apply(x, hidden.weight, hidden.bias, output.weight, output.bias)
-    return found
+    embedded: Tensor = _Embedding.apply(x, hidden.weight, hidden.bias, output.weight, output.bias)
+    return embedded
 
 
 def _choose(
@@ -114,16 +114,16 @@ def _choose(
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        found: Tensor
-        found, between = _ops().gate_embedding(x, *weights)
+        embedded: Tensor
+        embedded, between = _ops().gate_embedding(x, *weights)
         ctx.save_for_backward(x, between, *weights)
-        return found
+        return embedded
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
-        found: tuple[Tensor, ...] = _ops().gate_embedding_errors(*grads, *ctx.saved_tensors)
-        return found
+        gradients: tuple[Tensor, ...] = _ops().gate_embedding_errors(*grads, *ctx.saved_tensors)
+        return gradients
 
 
 class _Choice(torch.autograd.Function):
@@ -154,7 +154,7 @@ def _embedding_like(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -
 
 
 def _embedding_errors_like(g: Tensor, x: Tensor, between: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    return tuple(each.new_empty(each.shape) for each in (x, *weights))
+    return tuple(tensor.new_empty(tensor.shape) for tensor in (x, *weights))
 
 
 def _choice_like(x: Tensor, h: Tensor | None, c: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
@@ -163,9 +163,9 @@ def _choice_like(x: Tensor, h: Tensor | None, c: Tensor | None, *rest: Any) -> t
     return tuple(x.new_empty((len(x), columns)) for columns in (options, size, size, 5 * size + options))
 
 
-def _choice_errors_like(*given: Any) -> list[Tensor]:
-    _, _, _, x, _, _, next_h, _, *weights = given
-    return [each.new_empty(each.shape) for each in (x, next_h, next_h, *weights)]
+def _choice_errors_like(*arguments: Any) -> list[Tensor]:
+    _, _, _, x, _, _, next_h, _, *weights = arguments
+    return [tensor.new_empty(tensor.shape) for tensor in (x, next_h, next_h, *weights)]
 
 
 _known_to_compiler = known_to_compiler(

@@ -28,20 +28,20 @@ _packed = WeakTensorKeyDictionary()
 def embed_on_gpu(x: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:
     """``output(relu(hidden(x)))``, up to the order of sums."""
     weights = hidden.weight, hidden.bias, output.weight, output.bias
-    found: Tensor = _Embedding.apply(x.contiguous(), *(each.contiguous() for each in weights))
-    return found
+    embedded: Tensor = _Embedding.apply(x.contiguous(), *(weight.contiguous() for weight in weights))
+    return embedded
 
 
 def choose_on_gpu(
     x: Tensor, state: State | None, cell: nn.LSTMCell, head: nn.Linear, *, lowest: int
 ) -> tuple[Tensor, State]:
     """A step of the controller, as :meth:`fractrain_fx.nn.gates.Controller.forward`, up to the order of sums."""
-    h, c = (None, None) if state is None else (each.contiguous() for each in state)
+    h, c = (None, None) if state is None else (tensor.contiguous() for tensor in state)
     sizes = Sizes(x.shape[1], cell.hidden_size, len(head.weight))
     packed = None if h is None else _packed.get(h)
     if packed is None or len(packed) != rows_of(x, sizes):
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh, head.weight, head.bias)
-        packed = torch.cat([each.flatten() for each in weights]).expand(rows_of(x, sizes), -1)
+        packed = torch.cat([weight.flatten() for weight in weights]).expand(rows_of(x, sizes), -1)
     choice, h, c, packed = _Choice.apply(x.contiguous(), h, c, packed, sizes, lowest)
     _packed[h] = packed
     return choice, (h, c)
@@ -50,9 +50,9 @@ def choose_on_gpu(
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        found, between = embed_by_triton(x, *weights)
+        embedded, between = embed_by_triton(x, *weights)
         ctx.save_for_backward(x, between, *weights)
-        return found
+        return embedded
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -81,5 +81,5 @@ class _Choice(torch.autograd.Function):
         refuse_create_graph()
         of_choice, of_h, of_c, later = grads
         x, h, c, next_h, kept, packed = ctx.saved_tensors
-        given = of_choice, of_h, of_c, later
-        return (*choose_errors_by_triton(given, x, h, c, next_h, kept, packed, ctx.sizes), None, None)
+        gradients = of_choice, of_h, of_c, later
+        return (*choose_errors_by_triton(gradients, x, h, c, next_h, kept, packed, ctx.sizes), None, None)

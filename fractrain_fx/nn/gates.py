@@ -46,8 +46,8 @@ class BlockEmbedding(nn.Module):
 
         ``samples`` is the number of samples, if each has several rows.
         """
-        kept = {self.feature_axis % x.ndim} if self.batch.whole else {self.feature_axis % x.ndim, self.batch.axis}
-        positions = [dim for dim in range(x.ndim) if dim not in kept]
+        axes = {self.feature_axis % x.ndim} if self.batch.whole else {self.feature_axis % x.ndim, self.batch.axis}
+        positions = [dim for dim in range(x.ndim) if dim not in axes]
         if positions:
             # Not `mean`, whose backward divides as many values as the entry has.
             total = x.sum(positions, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))

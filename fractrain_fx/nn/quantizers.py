@@ -189,11 +189,11 @@ def _bits_of_samples(
     control = control if control.ndim == 1 else picked(control)
     if control.is_cpu or torch.compiler.is_compiling():
         return options[control]
-    found: Tensor | None = latest.of(control, widths)
-    if found is None:
-        found = options[control]
-        latest.keep(control, widths, found)
-    return found
+    bits: Tensor | None = latest.of(control, widths)
+    if bits is None:
+        bits = options[control]
+        latest.keep(control, widths, bits)
+    return bits
 
 
 class _RoundActivation(torch.autograd.Function):

@@ -26,19 +26,19 @@ def blame(steps: Sequence[WatchedStep], where: str | None = None) -> str | None:
         return None
     last = steps[-1]
     where = where or f"in watched step {last.step}"
-    if (found := first_beyond(last)) is not None:
-        return f"{where}, {_NAMES[found.operand]} of {found.op} in {found.product} was first out: {found.why}"
+    if (first := first_beyond(last)) is not None:
+        return f"{where}, {_NAMES[first.operand]} of {first.op} in {first.product} was first out: {first.why}"
     before = {_key(record): record.statistics.largest for record in (steps[-2].operands if len(steps) > 1 else ())}
-    own = [record for record in last.operands if not record.as_if and record.statistics.largest > 0]
-    if not own:
+    records = [record for record in last.operands if not record.as_if and record.statistics.largest > 0]
+    if not records:
         return None
-    letters = {record.operand for record in own}
-    usual = {letter: median_high(r.statistics.largest for r in own if r.operand == letter) for letter in letters}
+    letters = {record.operand for record in records}
+    usual = {letter: median_high(r.statistics.largest for r in records if r.operand == letter) for letter in letters}
 
     def growth(record: OperandRecord) -> float:
         return record.statistics.largest / (before.get(_key(record)) or usual[record.operand])
 
-    worst = max(own, key=growth)
+    worst = max(records, key=growth)
     against = "what it was in the watched step before" if before.get(_key(worst)) else "what is usual in other ops"
     return (
         f"{where}, all values were finite, and {_NAMES[worst.operand]} of {worst.op} was furthest out: it reached "
@@ -50,8 +50,8 @@ def first_beyond(step: WatchedStep) -> Finding | None:
     """The operand that is first not finite, or of another size than those of the other ops."""
     order = list(dict.fromkeys(record.op for record in step.operands))
     findings = find(step.operands, order, math.inf)
-    bad = [found for found in findings if found.kind == "not finite"]
-    return next(iter(bad or [found for found in findings if found.kind == "magnitude"]), None)
+    bad = [finding for finding in findings if finding.kind == "not finite"]
+    return next(iter(bad or [finding for finding in findings if finding.kind == "magnitude"]), None)
 
 
 def _key(record: OperandRecord) -> tuple[str, str, tuple[str, ...]]:

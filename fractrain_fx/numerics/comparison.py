@@ -93,7 +93,7 @@ class Comparison(Printed, JupyterMixin):
     @property
     def by_share(self) -> list[OpDifference]:
         """The ops, those that most of the final difference comes from first."""
-        return sorted(self.ops, key=lambda each: -each.share)
+        return sorted(self.ops, key=lambda op: -op.share)
 
     def of(self, op: str, operand: str, product: str = "FW") -> Statistics:
         """The statistics of one operand.
@@ -114,9 +114,9 @@ class Comparison(Printed, JupyterMixin):
             "output": self.output,
             "gradient": self.gradient,
             "shares": self.how,
-            "ops": [asdict(each) for each in self.ops],
-            "findings": [asdict(each) for each in self.findings],
-            "operands": [each.to_dict() for each in self.operands],
+            "ops": [asdict(op) for op in self.ops],
+            "findings": [asdict(finding) for finding in self.findings],
+            "operands": [operand.to_dict() for operand in self.operands],
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -162,11 +162,11 @@ def compare(
 def _compared(twin: Twin, bound: float, shares: How | None) -> Comparison:
     rounds = twin.rounding
     how: How = shares or ("switched" if len(rounds) <= _SWITCHED else "estimated")
-    seen = _SeenClosely()
-    rounded, records = observed_pass(twin, seen, locally=how == "estimated")
+    observations = _SeenClosely()
+    rounded, records = observed_pass(twin, observations, locally=how == "estimated")
     exact = twin.run(twin.ops, rounded.choices)
     for name, y in rounded.outputs.items():
-        seen.note_peak(name, "y", y, batched=True)
+        observations.note_peak(name, "y", y, batched=True)
     if how == "switched":
         output_shares, gradient_shares = switched_shares(twin, rounds, rounded, exact)
     else:
@@ -185,7 +185,7 @@ def _compared(twin: Twin, bound: float, shares: How | None) -> Comparison:
     assert rounded.loss is not None and exact.loss is not None
     return Comparison(
         ops,
-        find(records, list(twin.ops), bound, seen.peaks),
+        find(records, list(twin.ops), bound, observations.peaks),
         how,
         distance(*outputs_of(rounded, exact)),
         distance(*weights_of(rounded, exact)),

@@ -39,9 +39,9 @@ def examine(model: Any, batch: Any, criterion: Criterion | None = None) -> str |
     bad = [name for name, p in named if not bool(torch.isfinite(p).all())]
     with twin_of(model, batch, criterion) as twin:
         _, records = observed_pass(twin, StepObservations())
-    told = blame([WatchedStep(0, "", records)], _AGAIN)
+    sentence = blame([WatchedStep(0, "", records)], _AGAIN)
     if 2 * len(bad) < len(named):
-        return told
+        return sentence
     more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
     return (
         f"the weights are not finite any more ({', '.join(bad[:_SHOWN])}{more}), so an earlier step did it: train from "
@@ -52,12 +52,12 @@ def examine(model: Any, batch: Any, criterion: Criterion | None = None) -> str |
 @contextlib.contextmanager
 def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twin]:
     """The graph that a batch runs in training, with the batch; the model is in training mode meanwhile."""
-    found = rewritten_in(model, "compare")
-    if found._state.sharding is not None:
+    rewritten = rewritten_in(model, "compare")
+    if rewritten._state.sharding is not None:
         raise ModelError("the graph is run on whole weights here: compare before fully_shard, and watch afterwards")
-    with in_mode(found, training=True):
+    with in_mode(rewritten, training=True):
         args, kwargs = call_of(batch)
-        variant, values = found._state.variants.choose(args, kwargs, True)
+        variant, values = rewritten._state.variants.choose(args, kwargs, True)
         yield Twin(variant.recording.train, values, lambda output: loss_of(output, batch, criterion))
 
 
@@ -66,12 +66,12 @@ def observed_pass(
 ) -> tuple[Pass, tuple[OperandRecord, ...]]:
     """A pass as the model trains, and what was seen of all its ops."""
     with observe(twin.graph_module, seen):
-        found = twin.run(locally=locally)
+        result = twin.run(locally=locally)
     apart = StepObservations()
     for name in twin.ops.keys() - set(twin.rounding):
-        if name in found.outputs:
-            apart.add_output(name, found.outputs[name])
-        if name in found.gradients:
-            apart.add_output(name, found.gradients[name], "g", ("EB", "GC"))
+        if name in result.outputs:
+            apart.add_output(name, result.outputs[name])
+        if name in result.gradients:
+            apart.add_output(name, result.gradients[name], "g", ("EB", "GC"))
     place = {name: index for index, name in enumerate(twin.ops)}
-    return found, tuple(sorted((*seen.read(), *apart.read()), key=lambda record: place.get(record.op, len(place))))
+    return result, tuple(sorted((*seen.read(), *apart.read()), key=lambda record: place.get(record.op, len(place))))

@@ -74,23 +74,23 @@ def find(
     relative to their norm; twice that for gradients, as rounding stochastically has twice the noise. ``peaks`` are of
     the operands and outputs of the forward product, by op and operand.
     """
-    own = [record for record in records if not record.as_if]
-    usual = {letter: _usual(own, letter) for letter in "xwy"}
+    actual = [record for record in records if not record.as_if]
+    usual = {letter: _usual(actual, letter) for letter in "xwy"}
     place = {name: index for index, name in enumerate(order)}
     steps: list[tuple[tuple[int, int, str], OperandRecord, str]] = []
-    for record in own:
+    for record in actual:
         at = place.get(record.op, len(place))
         for product in record.products:
             forward = product == "FW"
             steps.append(((0, at, "xwy") if forward else (1, -at, product), record, product))
     steps.sort(key=lambda step: (*step[0], "xwgy".index(step[1].operand)))
-    found = []
+    findings = []
     for _, record, product in steps:
         peak = (peaks or {}).get((record.op, record.operand)) if product == "FW" else None
         kind_and_why = _judged(record, bound, usual.get(record.operand), peak)
         if kind_and_why is not None:
-            found.append(Finding(record.op, record.operand, product, *kind_and_why))
-    return tuple(found)
+            findings.append(Finding(record.op, record.operand, product, *kind_and_why))
+    return tuple(findings)
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def peak_of(x: Tensor, *, batched: bool) -> Peak | None:
     for dim in range(1 if batched else 0, x.ndim):
         if not 1 < x.shape[dim] <= _LONGEST or not x.numel():
             continue
-        sizes = x.detach().abs().amax([each for each in range(x.ndim) if each != dim]).float()
+        sizes = x.detach().abs().amax([axis for axis in range(x.ndim) if axis != dim]).float()
         middle, top = float(sizes.median()), float(sizes.max())
         if middle > 0 and math.isfinite(top) and (best is None or top / middle > best.ratio):
             best = Peak(dim, int(sizes.argmax()), top / middle)
@@ -112,7 +112,7 @@ def peak_of(x: Tensor, *, batched: bool) -> Peak | None:
 
 def _usual(records: Iterable[OperandRecord], letter: str) -> float | None:
     """The median of the largest values of one operand of all ops; ``None`` for few ops."""
-    sizes = [each.statistics.largest for each in records if each.operand == letter and each.statistics.finite]
+    sizes = [record.statistics.largest for record in records if record.operand == letter and record.statistics.finite]
     return median_low(sizes) if len(sizes) > 2 else None
 
 
@@ -121,32 +121,32 @@ def _judged(record: OperandRecord, bound: float, usual: float | None, peak: Peak
 
 
 def _verdicts(
-    record: OperandRecord, seen: Statistics, bound: float, usual: float | None, peak: Peak | None
+    record: OperandRecord, stats: Statistics, bound: float, usual: float | None, peak: Peak | None
 ) -> Iterator[tuple[Kind, str]]:
     """What is wrong, the plainest first."""
-    if not seen.finite:
+    if not stats.finite:
         yield "not finite", "some values are NaN or infinite"
         return
-    if seen.zero == 1.0 and record.operand == "x":
+    if stats.zero == 1.0 and record.operand == "x":
         yield "zero", "every value is 0, so what computes it is dead"
         return
-    if seen.saturated is not None and seen.saturated > _SATURATED:
+    if stats.saturated is not None and stats.saturated > _SATURATED:
         yield (
             "block scales",
-            f"{seen.saturated:.0%} of the block scales are below what their type holds, so these blocks become 0",
+            f"{stats.saturated:.0%} of the block scales are below what their type holds, so these blocks become 0",
         )
     if peak is not None and peak.ratio > _FAR:
         yield (
             "outlier",
             f"index {peak.index} of dimension {peak.dim} is {peak.ratio:.2g} times as large as the others, and reaches "
-            f"{seen.largest:.3g}",
+            f"{stats.largest:.3g}",
         )
-    if usual and record.operand in "xw" and seen.largest > _FAR * usual:
-        yield "magnitude", f"it reaches {seen.largest:.3g}, and that of the other ops {usual:.2g}"
-    if seen.clipped > _CLIPPED:
-        yield "clipped", f"{seen.clipped:.0%} of the values lie beyond the levels"
-    if record.operand != "y" and seen.error > (2 * bound if record.operand == "g" else bound):
+    if usual and record.operand in "xw" and stats.largest > _FAR * usual:
+        yield "magnitude", f"it reaches {stats.largest:.3g}, and that of the other ops {usual:.2g}"
+    if stats.clipped > _CLIPPED:
+        yield "clipped", f"{stats.clipped:.0%} of the values lie beyond the levels"
+    if record.operand != "y" and stats.error > (2 * bound if record.operand == "g" else bound):
         yield (
             "rounding",
-            f"{seen.bits:.3g} bits leave {seen.sqnr:.1f} dB: rounding changes it by {seen.error:.2g} of its norm",
+            f"{stats.bits:.3g} bits leave {stats.sqnr:.1f} dB: rounding changes it by {stats.error:.2g} of its norm",
         )

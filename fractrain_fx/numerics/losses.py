@@ -25,9 +25,9 @@ def loss_of(output: Any, batch: Any, criterion: Criterion | None = None) -> Tens
     """
     if criterion is not None:
         return criterion(output, batch)
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
-        return own
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
     floats = [x for x in tensors_in(output) if x.is_floating_point()]
     if not floats:
         raise InputError("the model's output holds no float tensor: pass criterion=lambda output, batch: ...")

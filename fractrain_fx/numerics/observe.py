@@ -77,14 +77,14 @@ class StepObservations:
         """Everything, read from the device at once."""
         if not self._measured:
             return ()
-        rows = torch.stack([each.numbers for each in self._measured]).tolist()
-        blocks = [each.scales for each in self._measured if each.scales is not None]
+        rows = torch.stack([measured.numbers for measured in self._measured]).tolist()
+        blocks = [measured.scales for measured in self._measured if measured.scales is not None]
         counts = iter(torch.stack(blocks).tolist() if blocks else ())
-        found = []
-        for (op, letter, products, as_if), row, each in zip(self._keys, rows, self._measured, strict=True):
-            statistics = statistics_of(row, None if each.scales is None else next(counts))
-            found.append(OperandRecord(op, letter, products, statistics, as_if))
-        return tuple(found)
+        records = []
+        for (op, letter, products, as_if), row, measured in zip(self._keys, rows, self._measured, strict=True):
+            statistics = statistics_of(row, None if measured.scales is None else next(counts))
+            records.append(OperandRecord(op, letter, products, statistics, as_if))
+        return tuple(records)
 
 
 @contextmanager
@@ -117,8 +117,8 @@ class _OpObserver:
             return
         self._ran = True
         self._add_factors(plan, call)
-        for each in self._seen.what_ifs:
-            self._add_factors(*each.applied(plan, call), as_if=each.name)
+        for what_if in self._seen.what_ifs:
+            self._add_factors(*what_if.applied(plan, call), as_if=what_if.name)
         self._seen.add_output(self._name, out)
 
     def _add_factors(self, plan: Plan, call: Call, as_if: str = "") -> None:
@@ -137,12 +137,12 @@ class _OpObserver:
             self._seen.add_output(self._name, g, "g", ("EB", "GC"))
             return
         self._add_gradient(plan, call, g, needs)
-        for each in self._seen.what_ifs:
-            self._add_gradient(*each.applied(plan, call), g, needs, as_if=each.name)
+        for what_if in self._seen.what_ifs:
+            self._add_gradient(*what_if.applied(plan, call), g, needs, as_if=what_if.name)
 
     def _add_gradient(self, plan: Plan, call: Call, g: Tensor, needs: Needs, as_if: str = "") -> None:
         g = without_skipped(plan, call, g)
-        slots = [slot for slot, asked in ((SECOND, needs[0]), (FIRST, needs[1])) if asked]
+        slots = [slot for slot, need in ((SECOND, needs[0]), (FIRST, needs[1])) if need]
         names = []
         for slot in slots:
             of_g, other = gradient_roundings(plan, call, g, slot, call.seed)
@@ -184,7 +184,7 @@ def _readers(quantize: Node, user: Node) -> Iterator[Reader]:
         return
     first, second = (operand(user, place) for place in family.operands)
     letters: tuple[Letter, Letter] = ("w", "x") if facts(first).role == "weight" else ("x", "w")
-    yield from ((op.name, letter) for each, letter in zip((first, second), letters, strict=True) if each is quantize)
+    yield from ((op.name, letter) for node, letter in zip((first, second), letters, strict=True) if node is quantize)
 
 
 def _hooked(quantizer: nn.Module, readers: Sequence[Reader], seen: StepObservations) -> RemovableHandle:
@@ -238,10 +238,10 @@ def _add(rounding: Rounding, readers: Sequence[Reader], seen: StepObservations, 
     for name, letter in readers:
         of = rounding.of._replace(tensor=letter)
         seen.add_rounding(name, replace(rounding, of=of), _PRODUCTS_OF[letter], running)
-        for each in seen.what_ifs:
+        for what_if in seen.what_ifs:
             bits = torch.tensor(
-                each.precision.bw if letter == "g" else each.precision.fw, device=rounding.values.device
+                what_if.precision.bw if letter == "g" else what_if.precision.fw, device=rounding.values.device
             )
-            fmt, within = each.format_for(rounding.fmt), each.range_of(rounding.within)
+            fmt, within = what_if.format_for(rounding.fmt), what_if.range_of(rounding.within)
             other = replace(rounding, bits=bits, of=of, fmt=fmt, within=within)
-            seen.add_rounding(name, other, _PRODUCTS_OF[letter], as_if=each.name)
+            seen.add_rounding(name, other, _PRODUCTS_OF[letter], as_if=what_if.name)

@@ -50,8 +50,8 @@ class OperandRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, the numbers beside the names."""
-        own = {"op": self.op, "operand": self.operand, "products": " ".join(self.products)}
-        return own | ({"as_if": self.as_if} if self.as_if else {}) | self.statistics.to_dict()
+        names = {"op": self.op, "operand": self.operand, "products": " ".join(self.products)}
+        return names | ({"as_if": self.as_if} if self.as_if else {}) | self.statistics.to_dict()
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> OperandRecord:
@@ -169,5 +169,5 @@ def drop_cut_line(path: Path) -> None:
 def drop_steps_after(path: Path, step: int) -> None:
     """Drop the lines of later steps, which a run that goes on from a checkpoint trains again."""
     if path.exists():
-        kept = [json.dumps(each.to_dict(), allow_nan=False) + "\n" for each in read_steps(path) if each.step <= step]
-        write_text(path, "".join(kept))
+        lines = [json.dumps(past.to_dict(), allow_nan=False) + "\n" for past in read_steps(path) if past.step <= step]
+        write_text(path, "".join(lines))

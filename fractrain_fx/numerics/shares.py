@@ -25,8 +25,8 @@ def switched_shares(
     whole = [_squared(*pair(rounded, exact)) for pair in (outputs_of, weights_of)]
     for name in rounds:
         one = twin.run([name], rounded.choices)
-        for found, before, pair in zip(less, whole, (outputs_of, weights_of), strict=True):
-            found[name] = max(before - _squared(*pair(one, exact)), 0.0)
+        for drops, before, pair in zip(less, whole, (outputs_of, weights_of), strict=True):
+            drops[name] = max(before - _squared(*pair(one, exact)), 0.0)
     return _as_shares(less[0]), _as_shares(less[1])
 
 
@@ -50,7 +50,7 @@ def _as_shares(parts: Mapping[str, float]) -> dict[str, float]:
 
 def outputs_of(one: Pass, other: Pass) -> tuple[list[Tensor], list[Tensor]]:
     """The float tensors in the model's output, in two passes."""
-    first, second = ([x.detach() for x in tensors_in(each.output) if x.is_floating_point()] for each in (one, other))
+    first, second = ([x.detach() for x in tensors_in(run.output) if x.is_floating_point()] for run in (one, other))
     return first, second
 
 

@@ -156,10 +156,10 @@ def measure(rounding: Rounding, running: tuple[Tensor, Tensor] | None = None) ->
 def measure_output(x: Tensor) -> Measured:
     """The range and the zeros of a tensor that is not rounded."""
     lo, hi = torch.aminmax(x.detach())
-    size, zero, nan = (lo.new_full((), each, dtype=torch.float32) for each in (x.numel(), 0, torch.nan))
-    found = {"count": size, "nonzero": torch.count_nonzero(x), "lo": lo, "hi": hi, "bits": zero + 32}
-    found |= {"running_lo": nan, "running_span": nan}
-    return Measured(torch.stack([found.get(name, zero).to(torch.float32) for name in COLUMNS]))
+    size, zero, nan = (lo.new_full((), value, dtype=torch.float32) for value in (x.numel(), 0, torch.nan))
+    numbers = {"count": size, "nonzero": torch.count_nonzero(x), "lo": lo, "hi": hi, "bits": zero + 32}
+    numbers |= {"running_lo": nan, "running_span": nan}
+    return Measured(torch.stack([numbers.get(name, zero).to(torch.float32) for name in COLUMNS]))
 
 
 def statistics_of(numbers: list[float], scales: list[int] | None = None) -> Statistics:

@@ -33,10 +33,10 @@ class Printed:
 
 def table(left: Sequence[str], right: Sequence[str] = (), title: str | None = None) -> Table:
     """A table without rows: the headings of columns of text, and of columns of numbers."""
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in (*left, *right):
-        made.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
-    return made
+        grid.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    return grid
 
 
 def comparison_table(found: Comparison, width: int) -> Iterator[Any]:
@@ -51,17 +51,17 @@ def comparison_table(found: Comparison, width: int) -> Iterator[Any]:
         more = len(found.findings) - 1
         yield Text(f"first beyond a bound: {found.first}" + (f" ({more} more follow)" if more else ""))
     differs = ("output\ndiffers", "its\ngradient", "weight's\ngradient")
-    made = table(["op"], [*differs, "least\nSQNR", "share of\noutput", "share of\ngradient"])
+    grid = table(["op"], [*differs, "least\nSQNR", "share of\noutput", "share of\ngradient"])
     shown = found.by_share[:_ROWS]
-    for each in shown:
-        made.add_row(
-            shortened(each.name, max(width - _REST, 12)),
-            *map(_per_cent, (each.output, each.gradient, each.weight)),
-            _worst(found, each),
-            f"{each.output_share:.0%}",
-            f"{each.gradient_share:.0%}",
+    for op in shown:
+        grid.add_row(
+            shortened(op.name, max(width - _REST, 12)),
+            *map(_per_cent, (op.output, op.gradient, op.weight)),
+            _worst(found, op),
+            f"{op.output_share:.0%}",
+            f"{op.gradient_share:.0%}",
         )
-    yield made
+    yield grid
     how = "each op was switched to float" if found.how == "switched" else "estimated from each op's own error"
     left = len(found.ops) - len(shown)
     yield Text(f"Shares: {how}." + (f" {left} more ops have smaller ones." if left > 0 else ""), style="dim")
@@ -73,29 +73,29 @@ def step_table(step: WatchedStep, width: int) -> Iterator[Any]:
     by_operand: dict[tuple[str, str, tuple[str, ...]], dict[str, Statistics]] = {}
     for record in step.operands:
         by_operand.setdefault((record.op, record.operand, record.products), {})[record.as_if] = record.statistics
-    rounded = {key: found for key, found in by_operand.items() if "" in found and found[""].sqnr is not None}
+    rounded = {key: stats for key, stats in by_operand.items() if "" in stats and stats[""].sqnr is not None}
     order = sorted(rounded, key=lambda key: rounded[key][""].sqnr or 0.0)
     yield Text(f"step {step.step}, {step.ran}; signal-to-noise ratios in dB, the least first")
-    made = table(["op", "operand"], ["bits", "now", *formats, "clipped", "to 0"])
+    grid = table(["op", "operand"], ["bits", "now", *formats, "clipped", "to 0"])
     for op, operand, products in order[:_ROWS]:
-        found = rounded[op, operand, products]
-        now = found[""]
-        made.add_row(
-            shortened(op, max(width - _REST - sum(len(each) + 1 for each in formats), 12)),
+        stats = rounded[op, operand, products]
+        now = stats[""]
+        grid.add_row(
+            shortened(op, max(width - _REST - sum(len(name) + 1 for name in formats), 12)),
             f"{operand} of {'+'.join(products)}",
             f"{now.bits:g}",
-            *(_decibels(found.get(each)) for each in ("", *formats)),
+            *(_decibels(stats.get(name)) for name in ("", *formats)),
             _per_cent(now.clipped),
             _per_cent(now.underflowed),
         )
-    yield made
+    yield grid
     left = len(rounded) - _ROWS
     if left > 0:
         yield Text(f"{left} more operands lose less.", style="dim")
 
 
-def _decibels(found: Statistics | None) -> str:
-    return "-" if found is None or found.sqnr is None else f"{found.sqnr:.0f}"
+def _decibels(stats: Statistics | None) -> str:
+    return "-" if stats is None or stats.sqnr is None else f"{stats.sqnr:.0f}"
 
 
 def shortened(name: str, room: int) -> str:
@@ -103,9 +103,9 @@ def shortened(name: str, room: int) -> str:
     return name if len(name) <= room else "…" + name[1 - room :]
 
 
-def _worst(found: Comparison, op: OpDifference) -> str:
+def _worst(comparison: Comparison, op: OpDifference) -> str:
     """The operand that rounding leaves least of."""
-    rows = [record for record in found.operands if record.op == op.name and record.statistics.sqnr is not None]
+    rows = [record for record in comparison.operands if record.op == op.name and record.statistics.sqnr is not None]
     if not rows:
         return "-"
     worst = min(rows, key=lambda record: record.statistics.sqnr or 0.0)

@@ -67,21 +67,21 @@ class Twin:
 
         ``locally`` computes :attr:`Pass.local`.
         """
-        found = Pass()
+        result = Pass()
         with self._preserved(), torch.enable_grad():
-            run = _Run(self.graph_module, found, frozenset(in_float), choices or {}, locally)
+            run = _Run(self.graph_module, result, frozenset(in_float), choices or {}, locally)
             # The graph's second output is its cost.
-            found.output = run.run(*self._values)[0]
-            found.loss = self._loss(found.output)
-            if found.loss.requires_grad:
+            result.output = run.run(*self._values)[0]
+            result.loss = self._loss(result.output)
+            if result.loss.requires_grad:
                 parameters = list(self._parameters.values())
-                gradients = torch.autograd.grad(found.loss, parameters, allow_unused=True)
+                gradients = torch.autograd.grad(result.loss, parameters, allow_unused=True)
                 named = zip(self._parameters, gradients, strict=True)
-                found.weights = {name: g.detach() for name, g in named if g is not None}
-        for name, error in found.local.items():
-            if name in found.gradients:
-                found.local[name] = (error * found.gradients[name]).square().sum()
-        return found
+                result.weights = {name: g.detach() for name, g in named if g is not None}
+        for name, error in result.local.items():
+            if name in result.gradients:
+                result.local[name] = (error * result.gradients[name]).square().sum()
+        return result
 
     @contextlib.contextmanager
     def _preserved(self) -> Iterator[None]:
@@ -132,14 +132,14 @@ class _Run(Interpreter):
             if not isinstance(module, FusedOp):  # a module that is kept as one node, with rounded weights
                 return super().run_node(n)
             plan = module.plan
-            given: Any = self.map_nodes_to_values(n.kwargs, n)
+            arguments: Any = self.map_nodes_to_values(n.kwargs, n)
             if plan.first.frozen is not None or plan.second.frozen is not None:
                 raise ModelError(
                     "compare() needs the float weights, and pack_frozen() keeps codes in their place: compare before "
                     "pack_frozen, or a model that was packed with restore() called since"
                 )
-            return plan.arithmetic.forward(Bound(given["a"], given["b"], given["added"], plan.static))
-        args, kwargs = (self.map_nodes_to_values(map_arg(each, _before_rounding), n) for each in (n.args, n.kwargs))
+            return plan.arithmetic.forward(Bound(arguments["a"], arguments["b"], arguments["added"], plan.static))
+        args, kwargs = (self.map_nodes_to_values(map_arg(inputs, _before_rounding), n) for inputs in (n.args, n.kwargs))
         return getattr(self, n.op)(n.target, args, kwargs)
 
     def _keep(self, name: str, value: Tensor) -> None:

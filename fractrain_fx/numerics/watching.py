@@ -92,10 +92,10 @@ class Watch:
         because they are trained again. ``told`` is called after watched steps, and ``records`` then has the last two.
         ``run`` is the trainer's run: a watch that another run left open, by an exception, is closed.
         """
-        found = rewritten_in(model, "watch")
-        self._model = found
+        rewritten = rewritten_in(model, "watch")
+        self._model = rewritten
         self._every = _steps(every)
-        config = found.frac_config
+        config = rewritten.frac_config
         pinned = [pin.product_recipe for pin in config.pins if pin.number_format is not None]
         self._what_ifs = read_what_ifs(as_if, [config.product_recipe, *pinned], config.affine)
         self._path = None if out is None else _file(Path(out))
@@ -192,12 +192,12 @@ class Watch:
     def finish(self) -> None:
         """Read what was seen of the step that is open, and keep it."""
         self._eager.close()
-        seen, self._seen = self._seen, None
+        observations, self._seen = self._seen, None
         ran, self._ran = self._ran, _EAGER
-        if seen is None:
+        if observations is None:
             return
         choices, self._choices = self._choices, {}
-        step = WatchedStep(self._step, ran, seen.read(), *_choices(choices))
+        step = WatchedStep(self._step, ran, observations.read(), *_choices(choices))
         if self._path is not None or self._told is not None:
             del self.records[:-1]  # describe() compares two
         self.records.append(step)
@@ -219,11 +219,11 @@ def _choices(choices: dict[str, Tensor]) -> tuple[dict[str, float], tuple[dict[s
     """The mutual information of each block, and the commonest configuration with its share of the samples."""
     if not choices:
         return {}, None
-    options = torch.stack([each.argmax(1) for each in choices.values()], dim=1).tolist()
+    options = torch.stack([choice.argmax(1) for choice in choices.values()], dim=1).tolist()
     counts = Counter(map(tuple, options))
-    found = input_dependence(tuple(choices), torch.tensor(list(counts)), torch.tensor(list(counts.values())))
+    dependence = input_dependence(tuple(choices), torch.tensor(list(counts)), torch.tensor(list(counts.values())))
     ((commonest, _),) = counts.most_common(1)
-    return found.mutual_information, (dict(zip(choices, commonest, strict=True)), found.commonest)
+    return dependence.mutual_information, (dict(zip(choices, commonest, strict=True)), dependence.commonest)
 
 
 def _steps(every: Steps | int) -> int:

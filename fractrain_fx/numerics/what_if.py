@@ -35,14 +35,14 @@ class WhatIf:
 
     def applied(self, plan: Plan, call: Call) -> tuple[Plan, Call]:
         """An op, and a call of it, as they would be in this format and precision."""
-        first, second = (replace(each, fmt=self.format_for(each.fmt)) for each in (plan.first, plan.second))
+        first, second = (replace(factor, fmt=self.format_for(factor.fmt)) for factor in (plan.first, plan.second))
         other = replace(plan, first=first, second=second, fmt=self.format_for(plan.fmt))
         of_a, of_b = (self._rounds(rounds, x) for rounds, x in ((call.of_a, call.a), (call.of_b, call.b)))
         bits = None if call.bits is None else _number(self.precision.bw, call.a)
         return other, call._replace(of_a=of_a, of_b=of_b, bits=bits)
 
-    def _rounds(self, own: Rounds, x: Tensor) -> Rounds:
-        return Rounds(_number(self.precision.fw, x), self.range_of(own.within))
+    def _rounds(self, rounds: Rounds, x: Tensor) -> Rounds:
+        return Rounds(_number(self.precision.fw, x), self.range_of(rounds.within))
 
     def range_of(self, own: ValueRange | None) -> ValueRange | None:
         """The range of an operand; that of another format is measured anew."""

@@ -127,15 +127,15 @@ class CodedProducts:
         self, plan: Plan, call: Call, g: Tensor, bits: RowBits, x: Codes, codes: Codes | None, rounded: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The gradients of the weight and of a bias: the product of all rows with codes, and those of other rows."""
-        found = None
+        gradients = None
         if codes is not None and any(both_coded(fw, bw) for fw, bw in bits.pairs()):
-            found = self.layout.weight(bits.without_others(plan, call, g, codes), x, call.b)
+            gradients = self.layout.weight(bits.without_others(plan, call, g, codes), x, call.b)
         for coded, rows in bits.in_float(plan, call, g, len(x.codes)):
             assert rounded is not None
             values = values_of(x, rows) if coded else select_rows(self.layout.rows(call.a), rows)
             part = self.layout.some_weight(plan, select_rows(rounded, rows), values, call.b)
-            found = part if found is None else (found[0].add_(part[0]), found[1].add_(part[1]))
-        return found or (g.new_zeros(call.b.shape), g.new_zeros(len(self.layout.columns(call.b))))
+            gradients = part if gradients is None else (gradients[0].add_(part[0]), gradients[1].add_(part[1]))
+        return gradients or (g.new_zeros(call.b.shape), g.new_zeros(len(self.layout.columns(call.b))))
 
     def _bits(self, call: Call) -> RowBits:
         return RowBits(self.layout, widths(call.of_a.bits), () if call.bits is None else widths(call.bits))

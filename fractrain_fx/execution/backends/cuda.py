@@ -65,15 +65,15 @@ _latest = Latest()
 def _rounded(factor: Factor, x: Tensor, rounds: Rounds) -> Rounded:
     bits, within = rounds
     if within is None:
-        found = round_rows_by_triton(x.detach(), bits, factor.channel)
-        if found is not None:
-            return Rounded(*found)
+        rounded = round_rows_by_triton(x.detach(), bits, factor.channel)
+        if rounded is not None:
+            return Rounded(*rounded)
         lo, span = measure_by_triton(x.detach(), factor.channel, range_shape(x, factor.channel))
         within = ValueRange(lo, span, True)
     read = bits, within.lo, within.span
-    if factor.weight or any(each.is_inference() for each in read):
+    if factor.weight or any(tensor.is_inference() for tensor in read):
         return Rounded(_values(factor, x, bits, within), within)
-    how = factor.fmt, factor.axis, within.measured_here, [(id(each), each._version) for each in read]
+    how = factor.fmt, factor.axis, within.measured_here, [(id(tensor), tensor._version) for tensor in read]
     latest: tuple[Tensor, Any] | None = _latest.of(x, how)
     if latest is None:
         _latest.drop()

@@ -27,7 +27,7 @@ __all__ = ["backward", "choice_gradient", "forward"]
 
 def forward(plan: Plan, call: Call) -> Computed:
     """Round both factors for the forward product, and multiply."""
-    first, second = (each.rounded() for each in forward_roundings(plan, call))
+    first, second = (rounding.rounded() for rounding in forward_roundings(plan, call))
     return contract(plan, call, first, second), NOTHING_KEPT
 
 
@@ -38,7 +38,7 @@ def backward(plan: Plan, call: Call, g: Tensor, needs: Needs) -> Gradients:
     """
     arithmetic, static = plan.arithmetic, plan.static
     if gradients_unrounded():
-        first, second = (each.rounded().to(g.dtype) for each in forward_roundings(plan, call))
+        first, second = (rounding.rounded().to(g.dtype) for rounding in forward_roundings(plan, call))
         return arithmetic.backward(g, Bound(first, second, call.added, static), needs)
     g = without_skipped(plan, call, g)
     # Under autocast the product was taken in a half type, and so are its gradients.
@@ -72,11 +72,11 @@ def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
     how = forward_roundings(plan, call)[0 if slot == FIRST else 1]
 
     def gains(widths: Sequence[int]) -> Tensor:
-        found = []
+        sums = []
         for bits in widths:
             error = how.fmt.operand(x, torch.tensor(bits, device=x.device), how.of).to(dtype) - x
-            found.append(sum_of_samples(factor.axis.apart(error * g, samples), factor.estimate == "fisher"))
-        return torch.stack(found, dim=1)
+            sums.append(sum_of_samples(factor.axis.apart(error * g, samples), factor.estimate == "fisher"))
+        return torch.stack(sums, dim=1)
 
     return of_mean_loss(of_options(factor.widths, gains), samples, factor.estimate)
 

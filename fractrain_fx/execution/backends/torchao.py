@@ -36,9 +36,9 @@ class Torchao:
 
     def refuses(self, plan: Plan, call: Call, needs: Needs) -> str | None:
         """The reason that torchao computes no product of a call."""
-        asked = True, call.bits is not None and needs[0], call.bits is not None and needs[1]
-        kernels = [_kernel(plan, call, product) for product, each in zip(PRODUCTS, asked, strict=True) if each]
-        reasons = [each for each in kernels if isinstance(each, str)]
+        needed = True, call.bits is not None and needs[0], call.bits is not None and needs[1]
+        kernels = [_kernel(plan, call, product) for product, need in zip(PRODUCTS, needed, strict=True) if need]
+        reasons = [kernel for kernel in kernels if isinstance(kernel, str)]
         return reasons[0] if len(reasons) == len(kernels) else None
 
     def forward(self, plan: Plan, call: Call) -> Computed:
@@ -50,7 +50,7 @@ class Torchao:
             second = _emulated(call.b, kernel.second, across=by_columns)
             return contract(plan, call, first, second), NOTHING_KEPT
         dtype = autocast_dtype(call.a.device.type) or call.a.dtype
-        a, b, added = (autocast(each, dtype) for each in (call.a, call.b, call.added))
+        a, b, added = (autocast(tensor, dtype) for tensor in (call.a, call.b, call.added))
         rows = _product(kernel, _matrix(a, across=False), _matrix(b, across=by_columns), "forward")
         out = rows.reshape(*a.shape[:-1], rows.shape[-1])
         return out if added is None else out + added, NOTHING_KEPT
@@ -158,19 +158,19 @@ def _product(kernel: Kernel, first: Tensor, second: Tensor, product: ProductName
 
 def _multiply(first: Tensor, second: Tensor, kind: Kind, to: str, second_to: str, product: ProductName) -> Tensor:
     """The product in numbers of a kind. Compiled graphs hold it as one call of this function, which torch traces."""
-    found: Any
+    out: Any
     if kind == "bfloat16":
-        found = torch.mm(first.bfloat16(), second.bfloat16().t(), out_dtype=first.dtype)
+        out = torch.mm(first.bfloat16(), second.bfloat16().t(), out_dtype=first.dtype)
     elif kind == "mxfp8":
-        found = torch.mm(_mx(first), _mx(second).t()).to(first.dtype)  # torchao's product gives bfloat16
+        out = torch.mm(_mx(first), _mx(second).t()).to(first.dtype)  # torchao's product gives bfloat16
     elif kind == "int8":
         from torchao.prototype.quantized_training.int8_mixed_precision import scaled_int8_mm
 
         (codes, scales), (others, of_others) = _int8(first, to), _int8(second, second_to)
-        found = scaled_int8_mm(codes, others.t(), scales, of_others)
+        out = scaled_int8_mm(codes, others.t(), scales, of_others)
     else:
-        found = torch.mm(*_float8(first, second, to, second_to, product))
-    return found  # type: ignore[no-any-return]
+        out = torch.mm(*_float8(first, second, to, second_to, product))
+    return out  # type: ignore[no-any-return]
 
 
 def _mx(rows: Tensor) -> Any:

@@ -84,7 +84,7 @@ class DispatchedBlock(nn.Module):
         dtype = self._type(onto.dtype, branch.dtype)
         return _added(base.to(dtype), branch.to(dtype), self.axis, running, samples)
 
-    def _running(self, choice: Tensor, onto: Tensor, given: Sequence[Any]) -> Int[Tensor, " some"] | None:
+    def _running(self, choice: Tensor, onto: Tensor, inputs: Sequence[Any]) -> Int[Tensor, " some"] | None:
         """Indices of the samples that run; ``None`` if all run, whatever they chose."""
         samples = len(choice)
         if torch.compiler.is_compiling() or choice.is_meta or not samples:
@@ -94,27 +94,27 @@ class DispatchedBlock(nn.Module):
         skipped = 1 - len(running) / samples
         if not skipped or skipped < float(self.threshold) - 1e-6:  # the float32 buffer holds a little more than 0.1
             return None
-        if not self._divides(onto, given, samples) or (self.training and self._syncs_batch_norm()):
+        if not self._divides(onto, inputs, samples) or (self.training and self._syncs_batch_norm()):
             return None
         if len(running) == 1 and self.training and self._normalises():
             # One value has no variance, so a skipping sample runs along with it; that one still counts as skipped.
             running = torch.cat([running, (~runs).nonzero().flatten()[:1]])
         return running
 
-    def _divides(self, onto: Tensor, given: Sequence[Any], samples: int) -> bool:
+    def _divides(self, onto: Tensor, inputs: Sequence[Any], samples: int) -> bool:
         """Whether each tensor has equally many rows of each sample; it has not if a single row stands for all."""
-        rows = [x.shape[axis.axis] for x, axis in zip(given, self.given, strict=True) if isinstance(axis, BatchAxis)]
-        return not any(each % samples for each in (*rows, onto.shape[self.axis.axis]))
+        rows = [x.shape[axis.axis] for x, axis in zip(inputs, self.given, strict=True) if isinstance(axis, BatchAxis)]
+        return not any(count % samples for count in (*rows, onto.shape[self.axis.axis]))
 
-    def _gathered(self, given: Sequence[Any], running: Tensor, samples: int) -> Iterator[Any]:
-        for value, kind in zip(given, self.given, strict=True):
+    def _gathered(self, inputs: Sequence[Any], running: Tensor, samples: int) -> Iterator[Any]:
+        for value, kind in zip(inputs, self.given, strict=True):
             if isinstance(kind, BatchAxis):
                 yield rows_of(value, kind, running, samples)
             else:
                 yield value if kind is None else share_of(value, len(running), samples)
 
-    def _branch(self, onto: Tensor, given: Sequence[Any]) -> Tensor:
-        branch: Tensor = self._region[0](*given)
+    def _branch(self, onto: Tensor, inputs: Sequence[Any]) -> Tensor:
+        branch: Tensor = self._region[0](*inputs)
         if not torch.compiler.is_compiling():
             self._types[self._kind(onto)] = branch.dtype
         return branch
@@ -126,25 +126,25 @@ class DispatchedBlock(nn.Module):
     def _type(self, onto: torch.dtype, branch: torch.dtype) -> torch.dtype:
         return torch.promote_types(onto, branch) if self.adding == "new" else branch
 
-    def _idle(self, choice: Tensor, onto: Tensor, given: Sequence[Any]) -> Tensor:
+    def _idle(self, choice: Tensor, onto: Tensor, inputs: Sequence[Any]) -> Tensor:
         """The block's output if all samples skip."""
         kind = self._kind(onto)
-        if kind not in self._types or any(each.training and not each.seen for each in self._ranges()):
+        if kind not in self._types or any(module.training and not module.seen for module in self._ranges()):
             # The branch never ran, so its output's type is unknown, and so are its ranges, which evaluation needs.
-            self._look(onto, given)
+            self._look(onto, inputs)
         dtype = self._type(onto.dtype, self._types[kind])
-        tensors = [x for x in (choice, *given, *self._parameters_read()) if isinstance(x, Tensor) and x.requires_grad]
-        kept = [x for x in tensors if x is not onto and x.is_floating_point()]
-        out: Tensor = _Idle.apply(onto, dtype, self.adding != "elsewhere", *dict.fromkeys(kept))
+        tensors = [x for x in (choice, *inputs, *self._parameters_read()) if isinstance(x, Tensor) and x.requires_grad]
+        floats = [x for x in tensors if x is not onto and x.is_floating_point()]
+        out: Tensor = _Idle.apply(onto, dtype, self.adding != "elsewhere", *dict.fromkeys(floats))
         return out
 
-    def _look(self, onto: Tensor, given: Sequence[Any]) -> None:
+    def _look(self, onto: Tensor, inputs: Sequence[Any]) -> None:
         """Run the branch without gradients and restore torch's generators; only ranges and running averages change."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # it would keep half copies of weights, without gradients
         try:
             with torch.no_grad(), torch.random.fork_rng([onto.device] if onto.is_cuda else []):
-                self._branch(onto, given)
+                self._branch(onto, inputs)
         finally:
             torch.set_autocast_cache_enabled(cached)
 
@@ -193,7 +193,7 @@ def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
 def _order(x: Tensor) -> list[int]:
     """The dimensions from the outermost in memory to the innermost."""
     strides = x.stride()
-    return sorted(range(x.ndim), key=lambda each: (-strides[each], each))
+    return sorted(range(x.ndim), key=lambda dim: (-strides[dim], dim))
 
 
 def share_of(count: int, running: int, samples: int) -> int:
@@ -247,7 +247,7 @@ class _Idle(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, onto: Tensor, dtype: torch.dtype, adds: bool, *read: Tensor) -> Tensor:
         ctx.adds, ctx.dtype = adds, onto.dtype
-        ctx.read = [(each.shape, each.dtype, each.device) for each in read]
+        ctx.read = [(tensor.shape, tensor.dtype, tensor.device) for tensor in read]
         return onto.to(dtype, copy=True) if adds else torch.zeros_like(onto, dtype=dtype)
 
     @staticmethod

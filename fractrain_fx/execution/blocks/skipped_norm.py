@@ -85,8 +85,8 @@ class _SkippedNorm(torch.autograd.Function):
     ) -> Tensor:
         y, mean, inverse = torch.native_batch_norm(x, weight, bias, *averages, batch, momentum, eps)
         # Evaluation normalises with the running averages, which may have changed by the time of backward.
-        kept = (mean, inverse) if batch else tuple(None if each is None else each.clone() for each in averages)
-        ctx.save_for_backward(x, keep, weight, bias, *kept)
+        stats = (mean, inverse) if batch else tuple(None if buffer is None else buffer.clone() for buffer in averages)
+        ctx.save_for_backward(x, keep, weight, bias, *stats)
         ctx.batch, ctx.eps = batch, eps
         # No sample skips where only those that compute a block are here.
         ctx.skips = bool((keep != 1).any())
@@ -107,9 +107,9 @@ class _SkippedNorm(torch.autograd.Function):
             of_keep = of_keep.to(keep.dtype)
         needs = [ctx.needs_input_grad[0], weight is not None, bias is not None]
         ends = (None, None, mean, width) if ctx.batch else (mean, width, None, None)
-        kept = g * _along(keep, g) if ctx.skips else g
-        found = torch.ops.aten.native_batch_norm_backward(kept, x, weight, *ends, ctx.batch, ctx.eps, needs)
-        return found[0], of_keep, found[1], found[2], *[None] * 4
+        masked = g * _along(keep, g) if ctx.skips else g
+        gradients = torch.ops.aten.native_batch_norm_backward(masked, x, weight, *ends, ctx.batch, ctx.eps, needs)
+        return gradients[0], of_keep, gradients[1], gradients[2], *[None] * 4
 
 
 def _along(keep: Tensor, x: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ def encode_weight(layout: Layout, call: Call, within: ValueRange | None, kept: T
     if kept is not None:
         scale, zero = code_ends_compiled(bits, *within[:2])
         return Codes(kept, scale.flatten(), zero.flatten())
-    found = coded_compiled(call.b, bits, within)
-    return None if found is None else Codes(layout.columns(found[0]), found[1].flatten(), found[2].flatten())
+    parts = coded_compiled(call.b, bits, within)
+    return None if parts is None else Codes(layout.columns(parts[0]), parts[1].flatten(), parts[2].flatten())
 
 
 def encode_activation(layout: Layout, plan: Plan, call: Call) -> Codes | None:
@@ -44,8 +44,8 @@ def encode_activation(layout: Layout, plan: Plan, call: Call) -> Codes | None:
     bits, within = call.of_a
     assert within is not None
     bits = plan.first.axis.expand(bits, call.a.shape)
-    found = coded_compiled(call.a, bits, within)
-    return None if found is None else _with_ends(layout, bits, *found)
+    parts = coded_compiled(call.a, bits, within)
+    return None if parts is None else _with_ends(layout, bits, *parts)
 
 
 def encode_gradient(
@@ -66,15 +66,15 @@ def encode_gradient(
     rounded = None
     if values or any(bw and not both_coded(fw, bw) for fw, bw in rows.pairs()):
         rounded = torch.empty_like(g) if memory is None else memory
-    found = coded_gradient_compiled(g, bits, call.seed, dtype, rounded)
-    return None if found is None else (_with_ends(rows.layout, bits, *found), rounded)
+    parts = coded_gradient_compiled(g, bits, call.seed, dtype, rounded)
+    return None if parts is None else (_with_ends(rows.layout, bits, *parts), rounded)
 
 
 def values_of(matrix: Codes, rows: Tensor | None) -> Tensor:
     """The values of some rows, which share one scale, or of all."""
     ends: Sequence[Tensor] = matrix.scale, matrix.zero
     if matrix.scale.ndim:
-        ends = [select_rows(spread(each, len(matrix.codes)), rows)[0] for each in ends]
+        ends = [select_rows(spread(end, len(matrix.codes)), rows)[0] for end in ends]
     return select_rows(matrix.codes, rows) * ends[0] + ends[1]
 
 
@@ -85,5 +85,5 @@ def _with_ends(layout: Layout, bits: Tensor, codes: Tensor, scale: Tensor, zero:
         return Codes(rows, scale.view(()), zero.view(()))
     if bits.shape[0] == bits.numel():
         return Codes(rows, scale.flatten(), zero.flatten())
-    each = (layout.each(ends.view(bits.shape), codes.shape, len(rows)) for ends in (scale, zero))
-    return Codes(rows, *each)
+    per_row = (layout.each(ends.view(bits.shape), codes.shape, len(rows)) for ends in (scale, zero))
+    return Codes(rows, *per_row)

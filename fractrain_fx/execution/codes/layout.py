@@ -131,12 +131,12 @@ class Features:
         return y
 
     def errors(self, g: Codes | Tensor, w: Codes, x: Sequence[int]) -> Tensor:
-        found: Tensor = kernels().error_product(*_with_ends(g), *w)
-        return found
+        errors: Tensor = kernels().error_product(*_with_ends(g), *w)
+        return errors
 
     def weight(self, g: Codes, x: Codes, w: Tensor) -> tuple[Tensor, Tensor]:
-        found, of_bias = kernels().code_product_of_rows(*g, *x)
-        return self._upright(found), of_bias
+        of_weight, of_bias = kernels().code_product_of_rows(*g, *x)
+        return self._upright(of_weight), of_bias
 
     def bad(self, plan: Plan, x: Tensor) -> Tensor | None:
         rows = self.rows(x)
@@ -193,8 +193,8 @@ class Convolved:
         return y
 
     def errors(self, g: Codes | Tensor, w: Codes, x: Sequence[int]) -> Tensor:
-        found: Tensor = kernels().code_convolution_errors(*_with_ends(g), *w, x[2:], *self._sizes)
-        return found
+        errors: Tensor = kernels().code_convolution_errors(*_with_ends(g), *w, x[2:], *self._sizes)
+        return errors
 
     def weight(self, g: Codes, x: Codes, w: Tensor) -> tuple[Tensor, Tensor]:
         innermost = not w.is_contiguous()
@@ -212,9 +212,9 @@ class Convolved:
         return plan.arithmetic.forward(Bound(x, w, bias, plan.static))
 
     def some_weight(self, plan: Plan, g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        found = plan.arithmetic.backward(g, Bound(x, w, None, plan.static), (False, True, False))[1]
-        assert found is not None
-        return found, g.sum([0, *range(2, g.ndim)])
+        of_weight = plan.arithmetic.backward(g, Bound(x, w, None, plan.static), (False, True, False))[1]
+        assert of_weight is not None
+        return of_weight, g.sum([0, *range(2, g.ndim)])
 
     def added(self, g: Tensor, added: Tensor) -> Tensor:
         return g.sum([0, *range(2, g.ndim)])

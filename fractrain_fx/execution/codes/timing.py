@@ -104,9 +104,9 @@ class Tuner:
             return True
         if kind not in self.timings:
             key = str(kind)
-            kept = recall(key)
-            seconds = kept or (_seconds(partial(forms, False)), _seconds(partial(forms, True)))
-            if kept is None:
+            earlier = recall(key)
+            seconds = earlier or (_seconds(partial(forms, False)), _seconds(partial(forms, True)))
+            if earlier is None:
                 keep(key, seconds)
             timing = self.timings[kind] = Timing(*seconds)
             _log.info(
@@ -114,7 +114,7 @@ class Tuner:
                 name,
                 1e3 * timing.float_s,
                 1e3 * timing.int8_s,
-                "" if kept is None else " in an earlier run",
+                "" if earlier is None else " in an earlier run",
                 "int8" if timing.int8 else "float",
                 kind,
             )

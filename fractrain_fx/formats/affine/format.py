@@ -233,7 +233,7 @@ def measure(x: Values, dim: int | None = None) -> ValueRange:
         flat = readable(x) and not x.is_contiguous() and dense(x)
         lo, hi = torch.aminmax(x.as_strided((x.numel(),), (1,)) if flat else x)
     else:
-        others = [each for each in range(x.ndim) if each != dim % x.ndim]
+        others = [axis for axis in range(x.ndim) if axis != dim % x.ndim]
         lo, hi = (x.amin(others, keepdim=True), x.amax(others, keepdim=True)) if others else (x, x)
     if x.dtype != work_dtype(x):
         lo, hi = lo.to(work_dtype(x)), hi.to(work_dtype(x))

@@ -43,7 +43,7 @@ def affine_gains(
     parts = list(zip(torch.split(x, rows), torch.split(g, rows), strict=True))
 
     def gains(widths: Sequence[int]) -> Tensor:
-        options = [levels_of(within, each) for each in widths]
+        options = [levels_of(within, width) for width in widths]
         return torch.cat([_gains(part, upstream, options, squared) for part, upstream in parts])
 
     return of_options(bits, gains)
@@ -55,11 +55,11 @@ def _gains(x: Tensor, g: Tensor, options: Sequence[AffineLevels], squared: bool)
     The difference ``Q(x) - x`` is taken before the sum: the sums of its two terms would be large and nearly equal.
     """
     offset, steps = (scratch(x, slot) for slot in _SLOTS)
-    offset, found = torch.sub(x, options[0].lo, out=offset), []
+    offset, sums = torch.sub(x, options[0].lo, out=offset), []
     for levels in options:
         steps = torch.div(offset, levels.scale, out=steps)
         # No value of a range that was measured on the values rounds to a level beyond its ends.
         steps = steps.round_() if levels.within.measured_here else levels.on_grid(steps)
         torch.add(offset, steps, alpha=-float(levels.scale), out=steps).mul_(g)
-        found.append(steps.square_().sum(1) if squared else steps.sum(1).neg_())
-    return torch.stack(found, dim=1)
+        sums.append(steps.square_().sum(1) if squared else steps.sum(1).neg_())
+    return torch.stack(sums, dim=1)

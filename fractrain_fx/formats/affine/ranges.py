@@ -70,5 +70,5 @@ class RangedAffineFormat(PerProductFormat):
         words = {name: "a range a row" if self.ranges == "row" else "a range a sample and head" for name in "xwg"}
         words |= {"w": "a range a channel"} if self.ranges == "head" else {}
         return {
-            product: ", ".join(f"{each} affine ({words[each]})" for each in both) for product, both in names.items()
+            product: ", ".join(f"{name} affine ({words[name]})" for name in both) for product, both in names.items()
         }

@@ -44,10 +44,10 @@ def round_by_eden(
     relative, shared = relative_scales(largest, grid, peak=EDEN_PEAK, top=EDEN_TOP)
     scaled = parts * (1 / shared / relative)
     rounded = round_to_grid(scaled, grid)
-    own, across = (
+    energy, across = (
         blocks.over_stretches((scaled * other).sum(blocks.dims, keepdim=True), count, "sum")
         for other in (scaled, rounded)
     )
-    corrected = relative * torch.where(across == 0, 1.0, own / across)
+    corrected = relative * torch.where(across == 0, 1.0, energy / across)
     scale = round_to_grid(corrected, ELEMENTS["e4m3"].grid, dither(corrected, seed))
     return rounded * (scale * shared) + largest.amax() * 0

@@ -71,8 +71,8 @@ class Element:
 
 # Table 1 and section 5.3 of OCP Microscaling Formats 1.0; integers as they lie, without its factor of 2^-6.
 ELEMENTS = {
-    each.name: each
-    for each in (
+    element.name: element
+    for element in (
         Element("e2m1", 2, 1, 6.0, 2),
         Element("e2m3", 2, 3, 7.5, 2),
         Element("e3m2", 3, 2, 28.0, 4),

@@ -53,8 +53,8 @@ class MicroscalingFormat(PerProductFormat):
         self.recipe: Recipe = recipe
         self.by_product = recipe.by_product
         self._formats = dict(zip(PRODUCTS, recipe.formats, strict=True))
-        mixed = [length or 1 for each in recipe.products for length in (each.hadamard, each.rows)]
-        blocks = [each.block or 1 for product in recipe.products for each in (product.first, product.second)]
+        mixed = [length or 1 for product in recipe.products for length in (product.hadamard, product.rows)]
+        blocks = [operand.block or 1 for product in recipe.products for operand in (product.first, product.second)]
         self.group_alignment = max(_SIDE, *blocks, *mixed)
         self._elements = {
             (product, tensor): self._elements_of(product, tensor) for product in PRODUCTS for tensor in "xwg"
@@ -95,14 +95,14 @@ class MicroscalingFormat(PerProductFormat):
         cuts, scale = self._cuts(x, of, self._how(of))
         blocks = _blocks(x, cuts, of)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
-        found = reach_of_blocks(x, grid, blocks, self._scaling(scale, of))
-        if width is not None or found.ends is None or found.zero is None:
-            return found
+        reach = reach_of_blocks(x, grid, blocks, self._scaling(scale, of))
+        if width is not None or reach.ends is None or reach.zero is None:
+            return reach
         rounds = (bits != 0) & (bits != HALF_BITS) & (bits != FLOAT_BITS)
-        (low, high), (least, most) = found.ends, found.zero
+        (low, high), (least, most) = reach.ends, reach.zero
         ends = torch.where(rounds, low, -torch.inf), torch.where(rounds, high, torch.inf)
         zero = torch.where(rounds, least, torch.nan), torch.where(rounds, most, torch.nan)
-        return found._replace(ends=ends, zero=zero)
+        return reach._replace(ends=ends, zero=zero)
 
     def _widened(self, bits: Tensor, of: Operand) -> Tensor:
         """The bits of an operand: at least 16 in a product that the recipe leaves in bfloat16."""
@@ -142,7 +142,7 @@ class MicroscalingFormat(PerProductFormat):
     ) -> tuple[Values, Values]:
         """The Hadamard transform of the recipe, where one of both operands has few bits."""
         width = getattr(self.recipe, product).hadamard
-        few = [as_bits(each, first) for each in bits]
+        few = [as_bits(widths, first) for widths in bits]
         if width is None or not needs_rotation(few):
             return first, second
         while width // 2 >= first.shape[dims[0]] and width > 1:
@@ -165,7 +165,7 @@ class MicroscalingFormat(PerProductFormat):
 
     def products(self) -> dict[str, str]:
         """For each product, how its two operands are rounded, in words."""
-        found = {}
+        texts = {}
         for product, tensors in _OPERANDS.items():
             words = [f"{tensor} {self._words(product, tensor)}" for tensor in tensors]
             how = getattr(self.recipe, product)
@@ -178,8 +178,8 @@ class MicroscalingFormat(PerProductFormat):
                 words.append("both at the backward bits")
             if how.bfloat16:
                 words = [f"{tensor} bfloat16" for tensor in tensors]
-            found[product.replace("_", " ")] = ", ".join(words)
-        return found
+            texts[product.replace("_", " ")] = ", ".join(words)
+        return texts
 
     def _words(self, product: ProductName, tensor: str) -> str:
         how, name = self._of(product, tensor), self._formats[product]
@@ -196,8 +196,8 @@ class MicroscalingFormat(PerProductFormat):
     def _of(self, product: ProductName, tensor: str) -> OperandRecipe:
         operands = getattr(self.recipe, product)
         first = "x" if product == "forward" else "g"
-        found: OperandRecipe = operands.first if tensor == first else operands.second
-        return found
+        operand: OperandRecipe = operands.first if tensor == first else operands.second
+        return operand
 
     def _elements_of(self, product: ProductName, tensor: str) -> dict[int, Grid]:
         """The element that each width selects for an operand."""
@@ -258,9 +258,9 @@ def _by_bits(elements: Mapping[int, Grid], bits: Tensor) -> Grid:
 
     def chosen(field: int) -> Tensor:
         first, *others = elements.items()
-        found = torch.zeros_like(bits) + first[1][field]
+        numbers = torch.zeros_like(bits) + first[1][field]
         for width, grid in others:
-            found = torch.where(bits == width, grid[field], found)
-        return found
+            numbers = torch.where(bits == width, grid[field], numbers)
+        return numbers
 
     return Grid(*(chosen(field) for field in range(len(Grid._fields))))

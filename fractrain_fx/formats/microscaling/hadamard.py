@@ -52,7 +52,7 @@ def _hadamard(width: int, like: Tensor) -> Float[Tensor, "width width"]:
 
 def needs_rotation(bits: Sequence[Int[Tensor, "*bits"]]) -> bool:
     """Whether an operand may have few bits. Values of 16 or 32 bits, or that are skipped, stay as they are."""
-    return any(known_bits(each) not in _WIDE for each in bits)
+    return any(known_bits(widths) not in _WIDE for widths in bits)
 
 
 def rotation_at(
@@ -60,9 +60,9 @@ def rotation_at(
 ) -> Float[Tensor, "width width"]:
     """The rotation of two operands, whose bits may be data; the identity if neither of them needs one."""
     matrix = rotation(width, seed, like)
-    if all(known_bits(each) is not None for each in bits):
+    if all(known_bits(widths) is not None for widths in bits):
         return matrix
-    first, second = ((each == 0) | (each == HALF_BITS) | (each == FLOAT_BITS) for each in bits)
+    first, second = ((widths == 0) | (widths == HALF_BITS) | (widths == FLOAT_BITS) for widths in bits)
     same = torch.eye(width, dtype=matrix.dtype, device=matrix.device)
     return torch.where(first & second, same, matrix)
 

@@ -138,8 +138,8 @@ def scales_of_blocks(parts: Float[Tensor, "*blocks"], grid: Grid, blocks: BlockL
         return scales(largest, grid, scaling.kind, widest=_widest(largest, blocks, scaling))
     to_six, to_four = [scales(largest, grid, scaling.kind, peak=256.0, top=top) for top in (6.0, 4.0)]
     of_six, of_four = [
-        (round_to_grid(parts * each.down, grid).mul_(each.up) - parts).square_().sum(blocks.dims, keepdim=True)
-        for each in (to_six, to_four)
+        (round_to_grid(parts * scale.down, grid).mul_(scale.up) - parts).square_().sum(blocks.dims, keepdim=True)
+        for scale in (to_six, to_four)
     ]
     four = of_four < of_six
     return Scales(*(torch.where(four, *pair) for pair in zip(to_four, to_six, strict=True)))

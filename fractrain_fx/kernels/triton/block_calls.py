@@ -88,12 +88,12 @@ def _of_kernel(grid: Sequence[float]) -> tuple[float, float, float, int]:
 
 def _axes(x: Tensor, cuts: Sequence[Cut]) -> _Axes:
     """The memory of ``x`` as it lies, where the dimensions of each cut lie next to each other there."""
-    found, strides = [cut.dims for cut in cuts], x.stride()
+    groups, strides = [cut.dims for cut in cuts], x.stride()
     order = sorted(range(x.ndim), key=lambda dim: -strides[dim]) if dense(x) else list(range(x.ndim))
-    if not all(_together(order, dims) for dims in found):
-        inside = [dim for dims in found for dim in dims]
+    if not all(_together(order, dims) for dims in groups):
+        inside = [dim for dims in groups for dim in dims]
         order = [dim for dim in order if dim not in inside] + inside
-    first, second = sorted((*found, ())[:2], key=lambda dims: order.index(dims[0]) if dims else x.ndim)
+    first, second = sorted((*groups, ())[:2], key=lambda dims: order.index(dims[0]) if dims else x.ndim)
     start, end = order.index(first[0]), order.index(first[-1]) + 1
     low, high = (order.index(second[0]), order.index(second[-1]) + 1) if second else (end, end)
     parts = order[:start], order[start:end], order[end:low], order[low:high], order[high:]

@@ -112,8 +112,8 @@ def blocks_rounded(
     else:
         size = tl.abs(single)
         bad = tl.max(tl.where((size != size) | (size == INF), 1, 0), 1)
-        found = tl.max(tl.where(size == size, size, 0.0), 1)
-        largest = tl.where(bad > 0, float("nan"), found)[:, None]
+        peak = tl.max(tl.where(size == size, size, 0.0), 1)
+        largest = tl.where(bad > 0, float("nan"), peak)[:, None]
     if ONE_WIDTH:
         width = tl.load(bits)
     else:

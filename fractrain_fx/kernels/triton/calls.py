@@ -113,7 +113,7 @@ def measure_by_triton(
         elif _has_rows(x, dim):
             rows[lo.numel(),](x, lo, span, x.numel() // len(x), _BLOCK, **EXACT)
         else:
-            others = [each for each in range(x.ndim) if each != dim % x.ndim]
+            others = [axis for axis in range(x.ndim) if axis != dim % x.ndim]
             lowest, highest = (x.amin(others), x.amax(others)) if others else (x.contiguous(),) * 2
             ends[_programs(lo.numel()),](lowest, highest, lo, span, lo.numel(), _BLOCK, **EXACT)
     if running is not None:

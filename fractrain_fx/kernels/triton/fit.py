@@ -25,7 +25,7 @@ def has_triton(x: Tensor, *ranges: Tensor) -> bool:
     """
     here = x.is_cuda and not torch.compiler.is_compiling() and has_triton_package()
     fit = here and x.dtype in _TYPES and type(x) in _CLASSES and x.numel() > 0
-    return fit and all(each.dtype == torch.float32 for each in ranges)
+    return fit and all(ends.dtype == torch.float32 for ends in ranges)
 
 
 def stored(x: Tensor) -> Tensor:

@@ -73,13 +73,13 @@ def embed_errors_by_triton(
     """The gradients of ``x`` and of both layers."""
     from fractrain_fx.kernels.triton.gates import embedded_errors
 
-    found = tuple(torch.empty_like(each) for each in (x, w1, b1, w2, b2))
+    errors = tuple(torch.empty_like(tensor) for tensor in (x, w1, b1, w2, b2))
     wide = _width(len(w1)), _width(len(w2))
     with on_device(x):
         embedded_errors[-(-x.shape[1] // max(wide)),](
-            *(g, x, between, w1, w2, *found, len(x), x.shape[1], len(w1), len(w2), _samples(*wide), max(wide)), *wide
+            *(g, x, between, w1, w2, *errors, len(x), x.shape[1], len(w1), len(w2), _samples(*wide), max(wide)), *wide
         )
-    return found
+    return errors
 
 
 def choose_by_triton(
@@ -89,13 +89,13 @@ def choose_by_triton(
     from fractrain_fx.kernels.triton.gates import chosen
 
     size, options = sizes.hidden, sizes.options
-    found = tuple(x.new_empty((len(x), columns)) for columns in (options, size, size, 5 * size + options))
+    outputs = tuple(x.new_empty((len(x), columns)) for columns in (options, size, size, 5 * size + options))
     with on_device(x):
         chosen[rows_of(x, sizes),](
-            *(x, x if h is None else h, x if c is None else c, packed, *found, len(x), *sizes, lowest),
+            *(x, x if h is None else h, x if c is None else c, packed, *outputs, len(x), *sizes, lowest),
             *(h is not None, sizes.samples, *sizes.widths),
         )
-    return found
+    return outputs
 
 
 def choose_errors_by_triton(
@@ -116,12 +116,12 @@ def choose_errors_by_triton(
     from fractrain_fx.kernels.triton.gates import chosen_errors
 
     of_x, to = torch.empty_like(x), x.new_empty(packed.shape)
-    of_h, of_c = (None if each is None else torch.empty_like(next_h) for each in (h, c))
+    of_h, of_c = (None if state is None else torch.empty_like(next_h) for state in (h, c))
     tensors = x, h, c, next_h, kept, packed, of_x, of_h, of_c, to
     with on_device(x):
         chosen_errors[rows_of(x, sizes),](
-            *(x if each is None else each.contiguous() for each in grads),
-            *(x if each is None else each for each in tensors),
-            *(len(x), *sizes, *(each is not None for each in (*grads, h)), sizes.samples, *sizes.widths),
+            *(x if grad is None else grad.contiguous() for grad in grads),
+            *(x if tensor is None else tensor for tensor in tensors),
+            *(len(x), *sizes, *(tensor is not None for tensor in (*grads, h)), sizes.samples, *sizes.widths),
         )
     return of_x, of_h, of_c, to

@@ -65,10 +65,10 @@ def _nearest(value, width, start, wide, noise, INSIDE: tl.constexpr):
     q = tl.div_rn(single - start, scale) + noise
     q = tl.where(q < 0.0, 0.0, q)
     q = whole(tl.where(q > top, top, q))
-    found = q * scale + start
+    level = q * scale + start
     if not INSIDE:
-        found = found + 0.0 * single  # the clamp hides an infinite value; 0 * inf is NaN
-    return tl.where((width == 0) | (width == 32), value, found.to(value.dtype))
+        level = level + 0.0 * single  # the clamp hides an infinite value; 0 * inf is NaN
+    return tl.where((width == 0) | (width == 32), value, level.to(value.dtype))
 
 
 @triton.jit
@@ -144,10 +144,10 @@ def rounded(
         entry = (at // range_inner) % range_count
         start = tl.load(lo + entry, mask=there, other=0.0)
         wide = tl.load(span + entry, mask=there, other=0.0)
-    found = _nearest(value, width, start, wide, noise_at(at, low, high) if NOISY else 0.0, INSIDE)
+    nearest = _nearest(value, width, start, wide, noise_at(at, low, high) if NOISY else 0.0, INSIDE)
     if ERASE:
-        found = tl.where(width == 0, 0.0, found)
-    tl.store(out + at, found, mask=there)
+        nearest = tl.where(width == 0, 0.0, nearest)
+    tl.store(out + at, nearest, mask=there)
 
 
 @triton.jit
@@ -264,10 +264,10 @@ def gains(
         q = tl.where(q < 0.0, 0.0, q)
         if not INSIDE:
             q = tl.where(q > top, top, q)
-        found = whole(q) * scale
+        level = whole(q) * scale
         if value.dtype != tl.float32:
-            found = (found + start).to(value.dtype).to(tl.float32) - start
-        error = tl.where(there & (width != 0) & (width != 32), (found - offset) * upstream, 0.0)
+            level = (level + start).to(value.dtype).to(tl.float32) - start
+        error = tl.where(there & (width != 0) & (width != 32), (level - offset) * upstream, 0.0)
         if SQUARED:
             error = error * error
         tl.store(sums + (row.to(tl.int64) * parts + part) * COUNT + i, tl.sum(error, 0))

@@ -88,10 +88,10 @@ def allocate(
     if not sensitivities.measured:
         raise ConfigError("no op was measured, so there is nothing to allocate")
     price = price_in(unit, sensitivities, machine, batch)
-    given = None if options is None else list(dict.fromkeys(Precision.parse(each) for each in options))
-    problem = _Problem(sensitivities, price, unit, given, noise_price)
+    precisions = None if options is None else list(dict.fromkeys(Precision.parse(option) for option in options))
+    problem = _Problem(sensitivities, price, unit, precisions, noise_price)
     budgets = _budgets(budget, stages)
-    limits = [problem.limit(each) for each in budgets]
+    limits = [problem.limit(amount) for amount in budgets]
     if limits[0] < problem.least:
         raise ConfigError(
             f"budget={budgets[0]} is below the {problem.least:.4g} that the cheapest options cost (of which "
@@ -105,21 +105,21 @@ def allocate(
     return _staged(problem, limits, budgets)
 
 
-def _budgets(given: Budget | Sequence[Budget] | PrecisionStages, stages: int | None) -> Sequence[Budget]:
+def _budgets(budget: Budget | Sequence[Budget] | PrecisionStages, stages: int | None) -> Sequence[Budget]:
     """The budget of each stage, or of the last one."""
     if stages is None:
-        return [given]  # type: ignore[list-item]  # refused by _Problem.limit if it is none
+        return [budget]  # type: ignore[list-item]  # refused by _Problem.limit if it is none
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages={stages!r} must be a whole number from 1 on")
-    if isinstance(given, str) and "(" in given:
-        given = PrecisionStages.parse(given)
-    if isinstance(given, PrecisionStages):
-        given = given.stages
-    if isinstance(given, str | float | int | Precision):
-        return [given]
-    if not isinstance(given, Sequence) or len(given) != stages:
-        raise ConfigError(f"budget={given!r} must be that of the last stage, or {stages} of them, one a stage")
-    return given
+    if isinstance(budget, str) and "(" in budget:
+        budget = PrecisionStages.parse(budget)
+    if isinstance(budget, PrecisionStages):
+        budget = budget.stages
+    if isinstance(budget, str | float | int | Precision):
+        return [budget]
+    if not isinstance(budget, Sequence) or len(budget) != stages:
+        raise ConfigError(f"budget={budget!r} must be that of the last stage, or {stages} of them, one a stage")
+    return budget
 
 
 def _staged(problem: _Problem, limits: Sequence[float], budgets: Sequence[Budget]) -> StagedAllocation:
@@ -130,10 +130,10 @@ def _staged(problem: _Problem, limits: Sequence[float], budgets: Sequence[Budget
                 f"the budgets fall from stage {stage} ({before:.4g}) to stage {stage + 1} ({after:.4g}): widths only "
                 "rise, so give budgets that do not fall"
             )
-    found: list[Allocation] = []
+    best: list[Allocation] = []
     for limit in reversed(limits):
-        found.append(problem.solve(limit, found[-1].precisions if found else None, stage=len(limits) - len(found)))
-    return StagedAllocation(tuple(reversed(found)), PrecisionStages(problem.names(limits, budgets)))
+        best.append(problem.solve(limit, best[-1].precisions if best else None, stage=len(limits) - len(best)))
+    return StagedAllocation(tuple(reversed(best)), PrecisionStages(problem.names(limits, budgets)))
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Problem:
     @cached_property
     def least(self) -> float:
         """The cost of the cheapest options."""
-        groups = [[self.price(op, each) for each in self.options[op.name]] for op in self.sensitivities.measured]
+        groups = [[self.price(op, bits) for bits in self.options[op.name]] for op in self.sensitivities.measured]
         return self.fixed + sum(map(min, groups))
 
     def everywhere(self, precision: Precision) -> float:
@@ -185,13 +185,13 @@ class _Problem:
         """
         ops = self.sensitivities.measured
         open_to = {
-            name: [each for each in options if below is None or _at_most(each, below[name])]
+            name: [bits for bits in options if below is None or _at_most(bits, below[name])]
             for name, options in self.options.items()
         }
         groups = [
             [
-                Option(self.price(op, each), self.sensitivities.harm(op.name, each, self.noise_price))
-                for each in open_to[op.name]
+                Option(self.price(op, bits), self.sensitivities.harm(op.name, bits, self.noise_price))
+                for bits in open_to[op.name]
             ]
             for op in ops
         ]
@@ -214,19 +214,19 @@ class _Problem:
     def names(self, limits: Sequence[float], budgets: Sequence[Budget]) -> tuple[Precision, ...]:
         """For each limit the uniform precision of the measured format whose cost is nearest, each once."""
         recipe = self.sensitivities.settings.get("recipe")
-        exact = [Precision.parse(each) for each in budgets if isinstance(each, str | Precision)]
-        known = dict.fromkeys(each for options in self.options.values() for each in options)
-        usual = [each for each in known if each.fw <= each.bw]
+        exact = [Precision.parse(budget) for budget in budgets if isinstance(budget, str | Precision)]
+        known = dict.fromkeys(bits for options in self.options.values() for bits in options)
+        usual = [bits for bits in known if bits.fw <= bits.bw]
         usual = usual if len(usual) >= len(limits) else list(known)
-        fitting = [each for each in [*exact, *usual] if recipe is None or widths_of(recipe_of(recipe), each) is None]
-        cost = {each: self.everywhere(each) for each in fitting}
+        fitting = [bits for bits in [*exact, *usual] if recipe is None or widths_of(recipe_of(recipe), bits) is None]
+        cost = {bits: self.everywhere(bits) for bits in fitting}
         names: list[Precision] = []
         for stage, limit in enumerate(limits, 1):
-            free = [each for each in cost if each not in names]
+            free = [bits for bits in cost if bits not in names]
             if not free:
                 raise ConfigError(f"{len(cost)} precisions cannot name {len(limits)} stages: give more options")
             exactly = exact[stage - 1] if len(exact) == len(limits) and exact[stage - 1] in free else None
-            names.append(exactly or min(free, key=lambda each: abs(cost[each] - limit)))
+            names.append(exactly or min(free, key=lambda bits: abs(cost[bits] - limit)))
         return tuple(names)
 
 

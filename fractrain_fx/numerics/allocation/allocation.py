@@ -115,12 +115,14 @@ class StagedAllocation(_Trainable):
         yield from _table(self.stages)
 
 
-def _pins_of(bits: Mapping[str, Precision] | Mapping[str, PrecisionStages], found: Sensitivities) -> tuple[Pin, ...]:
+def _pins_of(
+    bits: Mapping[str, Precision] | Mapping[str, PrecisionStages], sensitivities: Sensitivities
+) -> tuple[Pin, ...]:
     """A rule for each op that has bits, and for those that must not get the bits of others."""
-    words, general = {*_LABELS, *(op.kind for op in found.ops)}, {op.module for op in found.ops}
-    usual, pins = found.settings.get("format", "affine"), list[Pin]()
+    words, general = {*_LABELS, *(op.kind for op in sensitivities.ops)}, {op.module for op in sensitivities.ops}
+    usual, pins = sensitivities.settings.get("format", "affine"), list[Pin]()
     # A name that is also the module of other ops matches these too, so that their own rules have to come later.
-    for op in sorted(found.ops, key=lambda op: op.name not in general):
+    for op in sorted(sensitivities.ops, key=lambda op: op.name not in general):
         # A bracket, because a rule for the kind ``conv`` is for all ops of this kind.
         pattern = f"[{op.name[0]}]{escape(op.name[1:])}" if op.name in words else escape(op.name)
         if op.name in bits:
@@ -145,12 +147,12 @@ def _plain(pin: Pin) -> str | dict[str, Any]:
 def _table(stages: Sequence[Allocation]) -> Iterator[RenderableType]:
     """A row for each op with its precision in each stage, and what each stage costs."""
     several = len(stages) > 1
-    made = table(["op", *(f"stage {number}" if several else "precision" for number in range(1, len(stages) + 1))])
+    grid = table(["op", *(f"stage {number}" if several else "precision" for number in range(1, len(stages) + 1))])
     for name in stages[0].precisions:
         precisions = [stage.precisions[name] for stage in stages]
-        made.add_row(Text(name), *(f"{each.fw}/{each.bw}" if several else str(each) for each in precisions))
-    yield made
-    for number, found in enumerate(stages, 1):
-        cost = f"costs {found.cost:.4g} of {found.budget:.4g} {_UNITS[found.unit]}"
-        words = f"{cost}; expected change of the loss {found.harm:.3g}"
+        grid.add_row(Text(name), *(f"{bits.fw}/{bits.bw}" if several else str(bits) for bits in precisions))
+    yield grid
+    for number, stage in enumerate(stages, 1):
+        cost = f"costs {stage.cost:.4g} of {stage.budget:.4g} {_UNITS[stage.unit]}"
+        words = f"{cost}; expected change of the loss {stage.harm:.3g}"
         yield Text(f"stage {number} {words}" if several else words)

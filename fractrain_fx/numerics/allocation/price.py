@@ -44,21 +44,21 @@ def price_in(unit: Unit, sensitivities: Sensitivities, machine: Machine | str | 
     step_price = cache(partial(_step_price, unit, chosen := find_machine(machine), batch))
 
     def price(op: MeasuredOp, precision: Precision) -> float:
-        found = step_price(op, precision)
-        if found is None and op.fixed is None:
-            unpriced = [each for each in sensitivities.measured if step_price(each, precision) is None]
+        cost = step_price(op, precision)
+        if cost is None and op.fixed is None:
+            unpriced = [other for other in sensitivities.measured if step_price(other, precision) is None]
             raise ConfigError(_without_price(chosen, unpriced))
-        return found or 0.0
+        return cost or 0.0
 
     return price
 
 
 def _without_price(machine: Machine, ops: Sequence[MeasuredOp]) -> str:
     """Why a machine has no price for some ops."""
-    told = ", ".join(f"{op.name!r} ({_why(op)})" for op in ops[:_TOLD])
+    names = ", ".join(f"{op.name!r} ({_why(op)})" for op in ops[:_TOLD])
     more = f" and {len(ops) - _TOLD} more" if len(ops) > _TOLD else ""
     return (
-        f"machine {machine.name!r} has no price for {told}{more}: write another machine ('fractrain machines' lists "
+        f"machine {machine.name!r} has no price for {names}{more}: write another machine ('fractrain machines' lists "
         "them), or unit='cp'"
     )
 

@@ -27,15 +27,15 @@ def choose(groups: Sequence[Sequence[Option]], budget: float) -> list[int]:
     The solver's tolerances are absolute, so an option of very large harm would hide the differences between the others.
     Such options are left out, and the rest is solved again at its own scale. The cheapest options must fit the budget.
     """
-    kept = [_undominated(group) for group in groups]
+    rest = [_undominated(group) for group in groups]
     while True:
-        largest = max(option.harm for options in kept for option in options.values())
-        chosen = _solved(kept, budget, largest)
-        total = sum(options[index].harm for options, index in zip(kept, chosen, strict=True))
+        largest = max(option.harm for options in rest for option in options.values())
+        chosen = _solved(rest, budget, largest)
+        total = sum(options[index].harm for options, index in zip(rest, chosen, strict=True))
         if largest <= 2 * total or not total:
             return chosen
         # No option that harms more than all chosen ones together is part of the best choice.
-        kept = [{index: option for index, option in options.items() if option.harm <= total} for options in kept]
+        rest = [{index: option for index, option in options.items() if option.harm <= total} for options in rest]
 
 
 def _solved(groups: Sequence[Mapping[int, Option]], budget: float, largest: float) -> list[int]:
@@ -49,7 +49,7 @@ def _solved(groups: Sequence[Mapping[int, Option]], budget: float, largest: floa
     one_each = csr_array((np.ones(len(options)), np.arange(len(options)), ends), shape=(len(groups), len(options)))
     costs = _FINER / budget * np.array([option.cost for option in options])
     harms = _FINER / max(largest, 1e-300) * np.array([option.harm for option in options])
-    found = milp(
+    result = milp(
         harms,
         integrality=np.ones(len(options)),
         bounds=Bounds(0, 1),
@@ -60,10 +60,10 @@ def _solved(groups: Sequence[Mapping[int, Option]], budget: float, largest: floa
         ),
         options={"mip_rel_gap": 1e-9},
     )
-    if found.x is None:
-        raise RunError(f"no allocation was found: {found.message}")
+    if result.x is None:
+        raise RunError(f"no allocation was found: {result.message}")
     return [
-        list(group)[int(np.argmax(found.x[start:end]))]
+        list(group)[int(np.argmax(result.x[start:end]))]
         for group, start, end in zip(groups, ends[:-1], ends[1:], strict=True)
     ]
 

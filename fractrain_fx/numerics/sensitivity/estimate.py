@@ -83,7 +83,7 @@ class Estimates:
         self._refuse_unseen()
         terms = sum(map(copied.terms, batches)) / len(batches)
         self._batch_harm = terms / 2 * _mean_square(products)
-        self._batch_variance = {name: _variance(each) for name, each in _values(gradients).items()}
+        self._batch_variance = {name: _variance(values) for name, values in _values(gradients).items()}
 
     def change(self, op: str, operand: OperandName, bits: int) -> float:
         """The expected change of the loss, for an activation or a weight."""
@@ -104,23 +104,23 @@ class Estimates:
         return self._variance[op, "g", bits] / self._batches, self._batch_variance[weight]
 
     def _add(self, batch: Any, step: Mapping[str, Tensor]) -> None:
-        copied, seen = self._copied, dict[str, _Backward]()
+        copied, backwards = self._copied, dict[str, _Backward]()
         copied.release()
         for name, probe in copied.probes.items():
 
             def look(plan: Plan, call: Call, g: Tensor, name: str = name) -> tuple[Tensor, Tensor]:
-                seen[name] = _Backward(plan, call, g)
+                backwards[name] = _Backward(plan, call, g)
                 return g, g
 
             probe.on_backward = look
         copied.gradients(batch)
         copied.release()
         slopes, terms = self._slopes(batch, step), copied.terms(batch)
-        self._seen.update(seen)
-        for name, each in seen.items():
+        self._seen.update(backwards)
+        for name, backward in backwards.items():
             for operand in ("x", "w"):
-                self._factor(name, operand, each, terms)
-            self._gradient(name, each, slopes[name], terms)
+                self._factor(name, operand, backward, terms)
+            self._gradient(name, backward, slopes[name], terms)
 
     def _refuse_unseen(self) -> None:
         """Raise a ``ModelError`` for ops that no gradient of the loss has reached, of which nothing is known."""
@@ -135,8 +135,8 @@ class Estimates:
             )
 
     @torch.no_grad()
-    def _factor(self, name: str, operand: OperandName, seen: _Backward, terms: int) -> None:
-        plan, call, g = seen
+    def _factor(self, name: str, operand: OperandName, backward: _Backward, terms: int) -> None:
+        plan, call, g = backward
         slot, samples = slot_of(plan, operand), self._copied.samples
         factor, other = (plan.first, call.b) if slot == FIRST else (plan.second, call.a)
         of_x = None if factor.weight else _gradient_of(plan, call, g, slot)
@@ -155,7 +155,7 @@ class Estimates:
     def _slopes(self, batch: Any, step: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For each op, the derivative of its output along a step of the weights."""
         copied = self._copied
-        length = math.sqrt(sum(float(each.square().sum()) for each in step.values()))
+        length = math.sqrt(sum(float(tensor.square().sum()) for tensor in step.values()))
         size = math.sqrt(sum(float(copied.parameters[name].detach().square().sum()) for name in step))
         nudge = _NUDGE * size / length if length else 0.0
         outputs: dict[str, Tensor] = {}
@@ -169,11 +169,11 @@ class Estimates:
             with torch.no_grad(), copied.moved(step, sign * nudge):
                 copied.loss(batch)
         copied.release()
-        return {name: each.div_(2 * nudge) if nudge else each.zero_() for name, each in outputs.items()}
+        return {name: slope.div_(2 * nudge) if nudge else slope.zero_() for name, slope in outputs.items()}
 
     @torch.no_grad()
-    def _gradient(self, name: str, seen: _Backward, slope: Tensor, terms: int) -> None:
-        plan, call, g = seen
+    def _gradient(self, name: str, backward: _Backward, slope: Tensor, terms: int) -> None:
+        plan, call, g = backward
         slot = slot_of(plan, "w")
         for bits in self._widths[name]:
             seed = torch.randint(2**31, (), generator=self._random).to(g.device)
@@ -182,17 +182,17 @@ class Estimates:
             squares = (errors.by_first.square() + errors.by_second.square()) / 2
             self._change[name, "g", bits] += terms / 2 * float((squares * slope.square()).sum())
             if name in self._copied.weights:
-                own = _gradient_of(plan, call, of_weight, slot)
-                self._variance[name, "g", bits] += float(own.square().sum())
+                gradient = _gradient_of(plan, call, of_weight, slot)
+                self._variance[name, "g", bits] += float(gradient.square().sum())
 
 
 def _gradient_of(plan: Plan, call: Call, g: Tensor, slot: int) -> Tensor:
     """The gradient of a factor."""
     bound = Bound(call.a.to(g.dtype), call.b.to(g.dtype), call.added, plan.static)
     needs = (slot == FIRST, slot != FIRST, False)
-    found = plan.arithmetic.backward(g, bound, needs)[0 if slot == FIRST else 1]
-    assert found is not None
-    return found
+    gradient = plan.arithmetic.backward(g, bound, needs)[0 if slot == FIRST else 1]
+    assert gradient is not None
+    return gradient
 
 
 def _without_normalised(parts: Tensor, g: Tensor, y: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ def _without_normalised(parts: Tensor, g: Tensor, y: Tensor) -> Tensor:
     dims = [dim for dim in range(y.ndim) if dim != 1]
     if y.ndim < 2 or not _cancels(g, dims):
         return parts
-    parts, y = (each - each.mean(dims, keepdim=True) for each in (parts, y))
+    parts, y = (x - x.mean(dims, keepdim=True) for x in (parts, y))
     if not _cancels(g * y, dims):
         return parts
     return parts - y * ((parts * y).sum(dims, keepdim=True) / y.square().sum(dims, keepdim=True).clamp(min=1e-30))
@@ -218,11 +218,11 @@ Gradients = Sequence[Mapping[str, Tensor]]
 
 def _difference(gradients: Gradients, first: int, second: int) -> dict[str, Tensor]:
     """A step that has the variance of a batch's gradient, and no mean."""
-    return {name: (each - gradients[second][name]) / math.sqrt(2) for name, each in gradients[first].items()}
+    return {name: (gradient - gradients[second][name]) / math.sqrt(2) for name, gradient in gradients[first].items()}
 
 
 def _values(gradients: Gradients) -> dict[str, list[Tensor]]:
-    return {name: [each[name] for each in gradients] for name in gradients[0]}
+    return {name: [batch[name] for batch in gradients] for name in gradients[0]}
 
 
 def _variance(values: Sequence[Tensor]) -> float:
@@ -234,7 +234,7 @@ def _products(gradients: Gradients) -> Tensor:
     """The product of every two gradients."""
     products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for values in _values(gradients).values():
-        rows = torch.stack([each.flatten().double() for each in values])
+        rows = torch.stack([value.flatten().double() for value in values])
         products += (rows @ rows.T).cpu()
     return products
 
@@ -253,8 +253,8 @@ def _refuse_same(products: Tensor) -> None:
 
 def _mean_square(products: Tensor) -> float:
     """The mean square of the product of two independent differences between batches."""
-    found = []
+    squares = []
     for a, b, c, d in combinations(range(len(products)), 4):
         for i, j, m, n in ((a, b, c, d), (a, c, b, d), (a, d, b, c)):
-            found.append(float(products[i, m] - products[i, n] - products[j, m] + products[j, n]) ** 2 / 4)
-    return sum(found) / len(found)
+            squares.append(float(products[i, m] - products[i, n] - products[j, m] + products[j, n]) ** 2 / 4)
+    return sum(squares) / len(squares)

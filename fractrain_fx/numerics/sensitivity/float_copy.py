@@ -101,7 +101,7 @@ class FloatCopy:
         recording = record_model(self.original, self.config, *self._arguments(batch))
         self.model = FracModel(rewrite(self.original, recording, self.config))
         self.costs: list[tuple[Op, OpCost]] = costed(recording.train, self.config)
-        self.parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.probes: dict[str, Probe] = {}
         self.weights: dict[str, str] = {}
         self.last_loss = 0.0
@@ -129,15 +129,15 @@ class FloatCopy:
             torch.manual_seed(0)
             output = self.model(*args, **kwargs)
         if self._criterion is not None:
-            found: Any = self._criterion(output, batch[1])
+            loss: Any = self._criterion(output, batch[1])
         else:
-            found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-        if not isinstance(found, Tensor) or found.numel() != 1:
+            loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise InputError(
                 "the model returned no loss of one number: give batches with labels, or batches (inputs, targets) and "
                 "criterion=F.cross_entropy"
             )
-        return found.reshape(()) if found.ndim else found
+        return loss.reshape(()) if loss.ndim else loss
 
     def terms(self, batch: Any) -> int:
         """The number of terms of which the loss of a batch is the mean: its whole-numbered targets, or its samples."""
@@ -157,9 +157,9 @@ class FloatCopy:
         loss = self.loss(batch)
         loss.backward()
         self.last_loss = float(loss.detach())
-        found = {name: self.parameters[name].grad for name in sorted(set(self.weights.values()))}
+        gradients = {name: self.parameters[name].grad for name in sorted(set(self.weights.values()))}
         self.model.zero_grad()
-        return {name: each for name, each in found.items() if each is not None}
+        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
     @contextmanager
     def moved(self, step: Mapping[str, Tensor], scale: float) -> Iterator[None]:
@@ -186,14 +186,14 @@ def fixed_by_rule(decision: Decision) -> Literal["float", "bfloat16"] | None:
     """The type in which a rule keeps an op, which is then not measured."""
     if decision.precision == FULL:
         return "float"
-    own = decision.format, decision.recipe, decision.precision
-    return "bfloat16" if own == (_BFLOAT16.number_format, _BFLOAT16.product_recipe, _BFLOAT16.precision) else None
+    rounding = decision.format, decision.recipe, decision.precision
+    return "bfloat16" if rounding == (_BFLOAT16.number_format, _BFLOAT16.product_recipe, _BFLOAT16.precision) else None
 
 
 def _reach_frozen(model: nn.Module, recording: Recording) -> None:
     """Let a gradient reach frozen parameters, but not those that the model writes to, or asks whether they need one."""
-    asked = [each.circumstance for each in recording.seen[True] if isinstance(each.circumstance, RequiresGrad)]
-    left = recording.train.meta[WRITTEN].union(*(each.names for each in asked))
+    circumstances = [read.circumstance for read in recording.seen[True] if isinstance(read.circumstance, RequiresGrad)]
+    left = recording.train.meta[WRITTEN].union(*(circumstance.names for circumstance in circumstances))
     for name, parameter in model.named_parameters():
         if name not in left and parameter.is_floating_point():
             parameter.requires_grad_(True)
@@ -223,6 +223,6 @@ def _rounding_all(config: FracConfig) -> FracConfig:
 
 def _unstaged(pin: Pin) -> Pin:
     """A rule at its fewest bits, with the recipe that the bits of all its stages stand for."""
-    fewest = min(pin.stages, key=lambda each: (each.fw, each.bw))
+    fewest = min(pin.stages, key=lambda stage: (stage.fw, stage.bw))
     recipe = None if pin.format == "bfloat16" else pin.product_recipe
     return replace(pin, precision=fewest, recipe=None if recipe is None else named(recipe))

@@ -40,17 +40,17 @@ def heat_map(found: Sensitivities) -> str:
 def _heads(bits: list[int]) -> Iterator[str]:
     for place, operand in enumerate(OPERANDS):
         yield f'<text x="{_left(place, len(bits))}" y="16">{_TITLES[operand]}</text>'
-        for column, each in enumerate(bits):
+        for column, width in enumerate(bits):
             x = _left(place, len(bits)) + column * _CELL + _CELL // 2
-            yield f'<text x="{x}" y="36" text-anchor="middle">{each}</text>'
+            yield f'<text x="{x}" y="36" text-anchor="middle">{width}</text>'
 
 
-def _cells(found: Sensitivities, names: list[str], bits: list[int]) -> Iterator[str]:
+def _cells(sensitivities: Sensitivities, names: list[str], bits: list[int]) -> Iterator[str]:
     highest = {
-        kind: max((_value(row) for row in found.rows if (row.operand == "g") == kind), default=0.0)
+        kind: max((_value(row) for row in sensitivities.rows if (row.operand == "g") == kind), default=0.0)
         for kind in (False, True)
     }
-    for row in found.rows:
+    for row in sensitivities.rows:
         value, top = _value(row), highest[row.operand == "g"]
         x = _left(OPERANDS.index(row.operand), len(bits)) + bits.index(row.bits) * _CELL
         y = _TOP + names.index(row.op) * _LINE

@@ -66,7 +66,7 @@ def sensitivity(
     costs = {op.name: (op, cost) for op, cost in copied.costs}
     formats = {name: costs[name][0].precision.format or copied.config.format for name in copied.probes}
     recipes = {name: costs[name][0].precision.recipe_under(copied.config) for name in copied.probes}
-    widths = {name: _widths(each, precisions) for name, each in recipes.items()}
+    widths = {name: _widths(recipe, precisions) for name, recipe in recipes.items()}
     estimates = Estimates(copied, widths, held, seed)
     rules = {op.name: _rule(op.precision, measured=op.name in copied.probes) for op, _ in copied.costs}
     ops = tuple(
@@ -108,7 +108,7 @@ def _rule(decision: Decision, *, measured: bool) -> str | Recipe | None:
 def _settings(config: FracConfig, formats: Set[str]) -> dict[str, Any]:
     """The settings of the formats that are not the usual ones, and a precision that the configuration's format has."""
     recipe, precisions = config.product_recipe, (Precision(8, 8), Precision(4, 4), FULL)
-    fitting = next(each for each in precisions if recipe is None or widths_of(recipe, each) is None)
+    fitting = next(precision for precision in precisions if recipe is None or widths_of(recipe, precision) is None)
     chosen, usual = config.replace(precision=fitting).to_dict(), FracConfig(method="static").to_dict()
     names = ["format", "recipe", "precision", "attention"]
     names += ["affine"] if "affine" in {config.format, *formats} else []
@@ -116,31 +116,31 @@ def _settings(config: FracConfig, formats: Set[str]) -> dict[str, Any]:
 
 
 def _rows(estimates: Estimates, widths: dict[str, tuple[int, ...]]) -> Iterable[Sensitivity]:
-    for op, own in widths.items():
+    for op, options in widths.items():
         for operand in ("x", "w"):
-            yield from (Sensitivity(op, operand, bits, change=estimates.change(op, operand, bits)) for bits in own)
-        for bits in own:
+            yield from (Sensitivity(op, operand, bits, change=estimates.change(op, operand, bits)) for bits in options)
+        for bits in options:
             added, batch = estimates.variances(op, bits) or (None, None)
             yield Sensitivity(op, "g", bits, noise=estimates.noise(op, bits), variance=added, batch_variance=batch)
 
 
-def _widths(recipe: Recipe | None, asked: Sequence[int] | None) -> tuple[int, ...]:
+def _widths(recipe: Recipe | None, precisions: Sequence[int] | None) -> tuple[int, ...]:
     """The widths to measure in the number format of a recipe, or in one without."""
     if recipe is not None and len(set(recipe.formats)) > 1:
         raise ConfigError(
             f"sensitivity measures all products of an op in one number format, and the recipe has {recipe.formats}: "
             "give config= a recipe of one format"
         )
-    if asked is None:
+    if precisions is None:
         return tuple(bits for bits in _WIDTHS if recipe is None or widths_of(recipe, _both(bits)) is None)
-    if not asked:
+    if not precisions:
         raise ConfigError("precisions is empty: write widths such as [4, 6, 8]")
-    for bits in asked:
+    for bits in precisions:
         if not isinstance(bits, int) or not 2 <= bits <= 16:
             raise ConfigError(f"precisions has {bits!r}, and a width is 2 to 16 bits")
         if recipe is not None and (lacks := widths_of(recipe, _both(bits))) is not None:
             raise ConfigError(lacks)
-    return tuple(dict.fromkeys(asked))
+    return tuple(dict.fromkeys(precisions))
 
 
 def _both(bits: int) -> Precision:

@@ -233,17 +233,17 @@ class Sensitivities(Printed):
         yield from _table(self)
 
 
-def _table(found: Sensitivities) -> Iterator[RenderableType]:
+def _table(sensitivities: Sensitivities) -> Iterator[RenderableType]:
     """A row for each measured op, and a line that explains the columns."""
-    known = sorted({row.bits for row in found.rows})
+    known = sorted({row.bits for row in sensitivities.rows})
     shown = [bits for bits in _SHOWN if bits in known] or known[:3]
     numbers = [f"{operand} {bits}" for operand in OPERANDS for bits in shown]
-    made = table(["op"], numbers, f"{found.model}: loss {found.loss:.4g} in float")
-    for op in found.measured:
-        rows = {(row.operand, row.bits): row for row in found.rows if row.op == op.name}
+    grid = table(["op"], numbers, f"{sensitivities.model}: loss {sensitivities.loss:.4g} in float")
+    for op in sensitivities.measured:
+        rows = {(row.operand, row.bits): row for row in sensitivities.rows if row.op == op.name}
         cells = [_cell(rows.get((operand, bits))) for operand in OPERANDS for bits in shown]
-        made.add_row(Text(shortened(op.name, _NAME)), *cells)
-    yield made
+        grid.add_row(Text(shortened(op.name, _NAME)), *cells)
+    yield grid
     yield Text(
         "x, w: expected change of the loss if this op's activation or weight alone is rounded to so many bits. "
         "g: the noise of its rounded gradient, in per cent of the harm that the batch's own noise does in a step."

@@ -39,7 +39,7 @@ def factor_error(plan: Plan, call: Call, slot: int, bits: int) -> Tensor:
     width = torch.tensor(bits, dtype=torch.int32, device=x.device)
     full = torch.full_like(width, FLOAT_BITS)
     widths = (width, full) if slot == FIRST else (full, width)
-    of_a, of_b = (Rounds(each, old.within) for each, old in zip(widths, (call.of_a, call.of_b), strict=True))
+    of_a, of_b = (Rounds(width, old.within) for width, old in zip(widths, (call.of_a, call.of_b), strict=True))
     call = call._replace(of_a=of_a, of_b=of_b)
 
     def rounding(x: Tensor) -> Rounding:

@@ -134,21 +134,21 @@ def layer_precisions(found: Sensitivities, budget: float | Precision | str, trai
         )
     able = TRAINERS[trainer]
     reasons = {op.name: reason for op in found.ops if (reason := _unfit(op, able)) is not None}
-    seen, merged = _merged(found, able, reasons)
-    if not seen.measured:
+    layers, merged = _merged(found, able, reasons)
+    if not layers.measured:
         raise ConfigError(f"{trainer} can convert no layer of this model: {'; '.join(dict.fromkeys(reasons.values()))}")
-    low = [each for each in able.low if all(each.fw in seen.widths(op.name) for op in seen.measured)]
+    low = [bits for bits in able.low if all(bits.fw in layers.widths(op.name) for op in layers.measured)]
     if _FP8 not in low:
         raise ConfigError("8 bits were not measured: write precisions=[..., 8] in sensitivity()")
-    chosen = allocate(seen, budget, options=[*low, _BF16])
+    chosen = allocate(layers, budget, options=[*low, _BF16])
     return LayerPrecisions(
         trainer,
-        dict.fromkeys(merged, _WORDS[_BF16]) | {name: _WORDS[each] for name, each in chosen.precisions.items()},
+        dict.fromkeys(merged, _WORDS[_BF16]) | {name: _WORDS[bits] for name, bits in chosen.precisions.items()},
         merged,
         chosen.cost,
         chosen.budget,
         chosen.harm,
-        tuple(dict.fromkeys(op.format for op in seen.measured)),
+        tuple(dict.fromkeys(op.format for op in layers.measured)),
     )
 
 
@@ -165,33 +165,37 @@ def _unfit(op: MeasuredOp, trainer: ForeignTrainer) -> str | None:
 
 
 def _merged(
-    found: Sensitivities, trainer: ForeignTrainer, reasons: Mapping[str, str]
+    sensitivities: Sensitivities, trainer: ForeignTrainer, reasons: Mapping[str, str]
 ) -> tuple[Sensitivities, dict[str, str]]:
     """The sensitivities of the trainer's layers, of which each may be several ops, and why some stay in bf16."""
     groups: dict[str, list[MeasuredOp]] = {}
-    for op in found.ops:
+    for op in sensitivities.ops:
         layer = op.kind in trainer.kinds and op.weight
         groups.setdefault(_renamed(_layer(op), trainer.names) if layer else op.name, []).append(op)
     ops, rows, fixed = [], [], {}
     for name, members in groups.items():
         reason = next((reasons[op.name] for op in members if op.name in reasons), None)
-        macs = [sum(each) for each in zip(*(op.macs for op in members), strict=True)]
+        macs = [sum(counts) for counts in zip(*(op.macs for op in members), strict=True)]
         width = None if reason is None else _BF16.fw
         ops.append(replace(members[0], name=name, module=name, macs=(macs[0], macs[1], macs[2]), fixed=width))
         if reason is None:
-            rows += _summed(found, name, members)
+            rows += _summed(sensitivities, name, members)
         elif members[0].kind in trainer.kinds and members[0].weight:
             fixed[name] = reason
-    return replace(found, ops=tuple(ops), rows=tuple(rows)), fixed
+    return replace(sensitivities, ops=tuple(ops), rows=tuple(rows)), fixed
 
 
-def _summed(found: Sensitivities, name: str, members: Sequence[MeasuredOp]) -> list[Sensitivity]:
-    shared = [bits for bits in found.widths(members[0].name) if all(bits in found.widths(op.name) for op in members)]
+def _summed(sensitivities: Sensitivities, name: str, members: Sequence[MeasuredOp]) -> list[Sensitivity]:
+    shared = [
+        bits
+        for bits in sensitivities.widths(members[0].name)
+        if all(bits in sensitivities.widths(op.name) for op in members)
+    ]
     rows = []
     for operand in OPERANDS:
         for bits in shared:
-            own = [found.of(op.name, operand, bits) for op in members]
-            change, noise = (sum(getattr(each, kind) or 0.0 for each in own) for kind in ("change", "noise"))
+            parts = [sensitivities.of(op.name, operand, bits) for op in members]
+            change, noise = (sum(getattr(part, kind) or 0.0 for part in parts) for kind in ("change", "noise"))
             rows.append(Sensitivity(name, operand, bits, change=change, noise=noise))
     return rows
 

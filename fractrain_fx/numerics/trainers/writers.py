@@ -21,10 +21,10 @@ Word = Literal["fp4", "fp8", "bf16"]
 
 def torchtitan(found: LayerPrecisions) -> str:
     """A Python file of torchtitan 0.3: the converter to float8, and the layers' names for its other converters."""
-    kept, low = found.having("bf16"), found.having("fp8")
-    for part, names, others in (("FILTER_FQNS", kept, low), ("FQNS", low, kept)):
+    high, low = found.having("bf16"), found.having("fp8")
+    for part, names, others in (("FILTER_FQNS", high, low), ("FQNS", low, high)):
         for name in names:
-            if (other := next((each for each in others if name in each), None)) is not None:
+            if (other := next((longer for longer in others if name in longer), None)) is not None:
                 raise ConfigError(
                     f"torchtitan matches a name inside others, so {name!r} in {part} would take {other!r} along: "
                     "rename one of them, or give another budget"
@@ -35,7 +35,7 @@ def torchtitan(found: LayerPrecisions) -> str:
 from torchtitan.components.quantization import Float8LinearConverter
 
 # Stay in bf16: filter_fqns of Float8LinearConverter.
-FILTER_FQNS = {_listed(kept)}
+FILTER_FQNS = {_listed(high)}
 
 # In low precision: fqns of MXFP8LinearConverter, which needs no FILTER_FQNS.
 FQNS = {_listed(low)}
@@ -127,17 +127,17 @@ def megatron(found: LayerPrecisions) -> str:
     return heading + "\n" + yaml.safe_dump({"configs": configs, "matchers": matchers}, sort_keys=False, width=120)
 
 
-def _heading(found: LayerPrecisions, usage: str) -> str:
-    return '"""' + "\n".join(_lines(found, usage)) + '\n"""\n'
+def _heading(layers: LayerPrecisions, usage: str) -> str:
+    return '"""' + "\n".join(_lines(layers, usage)) + '\n"""\n'
 
 
-def _lines(found: LayerPrecisions, usage: str) -> Iterable[str]:
+def _lines(layers: LayerPrecisions, usage: str) -> Iterable[str]:
     yield usage
     yield ""
-    yield f"Layers whose low precision harms the loss most for its savings stay in bf16. {found}."
-    yield f"Measured in format {', '.join(found.formats)}. Ops that are not listed, such as attention's, are in bf16."
-    for reason in dict.fromkeys(found.fixed.values()):
-        names = [name for name, why in found.fixed.items() if why == reason]
+    yield f"Layers whose low precision harms the loss most for its savings stay in bf16. {layers}."
+    yield f"Measured in format {', '.join(layers.formats)}. Ops that are not listed, such as attention's, are in bf16."
+    for reason in dict.fromkeys(layers.fixed.values()):
+        names = [name for name, why in layers.fixed.items() if why == reason]
         yield f"In bf16 whatever the budget is ({reason}): {', '.join(names)}."
 
 
