@@ -68,11 +68,11 @@ def fractrainify(
     if misplaced := samples_in_sequence(recording.train):
         warn(f"{type(model).__name__}: {sequence_first_words(misplaced)}")
     tell_rounding(rewritten.rounding)
-    made = FracModel(rewritten)
-    made.checkpoint_as_before()
-    made._state.measure_examples(made)
+    frac_model = FracModel(rewritten)
+    frac_model.checkpoint_as_before()
+    frac_model._state.measure_examples(frac_model)
     return_freed_memory()
-    return made
+    return frac_model
 
 
 def plan(

@@ -90,9 +90,9 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
     # Torch names the class of a segment that returns a view. No cut lies between a view and an op that changes it.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPParameterGroup\)")
     for places in _parts(model, state.running[True].segments()):
-        own = {place.owner._parameters[place.name] for place in places}
+        parameters = {place.owner._parameters[place.name] for place in places}
         group = ParameterGroup(list({id(place.owner): place.owner for place in places}.values()))
-        others = {parameter for parameter in group.parameters() if parameter not in own}
+        others = {parameter for parameter in group.parameters() if parameter not in parameters}
         try:
             shard(group, mesh=mesh, ignored_params=others, **_of_segments(options))
         except RuntimeError as error:
@@ -110,7 +110,7 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
     assert inserted is not None
     inserted.add_module(_GROUPS, nn.ModuleList(groups))
     sharded = {place.owner._parameters[place.name] for places in _places(model).values() for place in places}
-    sharded = {each for each in sharded if each is not None and is_sharded(each)}
+    sharded = {parameter for parameter in sharded if parameter is not None and is_sharded(parameter)}
     rest = {name: value for name, value in options.items() if name != "reshard_after_forward"}
     shard(model, mesh=mesh, ignored_params=sharded, **rest)
     register_fsdp_forward_method(model, "calibrate")
@@ -148,12 +148,12 @@ def _parts(model: FracModel, segments: Sequence[Segment]) -> Iterator[list[Param
 
 def _places(model: nn.Module) -> dict[int, list[ParameterPlace]]:
     """For each parameter, by identity, every place where it is registered."""
-    found: defaultdict[int, list[ParameterPlace]] = defaultdict(list)
+    places: defaultdict[int, list[ParameterPlace]] = defaultdict(list)
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                found[id(parameter)].append(ParameterPlace(module, name))
-    return found
+                places[id(parameter)].append(ParameterPlace(module, name))
+    return places
 
 
 def _of_segments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,6 +193,6 @@ def _require_type(model: FracModel, policy: Any) -> None:
     if dtype is not None and recorded is not None and set(recorded.values()) != {dtype}:
         raise ConfigError(
             f"mp_policy has param_dtype={dtype}, but the model's code reads the type of its parameters, and the graph "
-            f"holds {', '.join(sorted({str(each) for each in recorded.values()}))}: leave mp_policy out and use "
+            f"holds {', '.join(sorted({str(kind) for kind in recorded.values()}))}: leave mp_policy out and use "
             f"torch.autocast, or cast the model before: model.to({dtype})"
         )

@@ -43,7 +43,7 @@ def require_folder(path: Path) -> None:
         RunError: a file is in its place, or the folder that would hold it is read-only.
     """
     try:
-        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
     except OSError as error:
         raise RunError(f"{path} cannot be a folder ({error.strerror}): write to another one") from error
     if not there.is_dir():

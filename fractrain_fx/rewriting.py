@@ -145,8 +145,8 @@ def rewrite_graphs(
     except ModelError as error:
         if not recording.leaves:
             raise
-        told = f"{error}. Modules kept as one node each, inside which no op can be chosen: {_told(recording)}"
-        raise ModelError(told) from None
+        message = f"{error}. Modules kept as one node each, inside which no op can be chosen: {_told(recording)}"
+        raise ModelError(message) from None
     finally:
         generators.put_back(states)
     place = next((p.device for p in model.parameters()), None)
@@ -189,8 +189,8 @@ def _told(recording: Recording) -> str:
     held = {path: sum(p.numel() for p in recording.train.get_submodule(path).parameters()) for path in recording.leaves}
     largest = sorted(held, key=lambda path: -held[path])[:3]
     rest = len(held) - len(largest)
-    told = "; ".join(f"{path!r} ({recording.leaves[path]})" for path in largest)
-    return told + (f"; and {rest} more" if rest else "")
+    words = "; ".join(f"{path!r} ({recording.leaves[path]})" for path in largest)
+    return words + (f"; and {rest} more" if rest else "")
 
 
 def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[PassBase]) -> None:

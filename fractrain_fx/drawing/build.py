@@ -84,12 +84,12 @@ class _Builder:
         return (self._step(node, block, sources or self._inputs(node)),)
 
     def _sources(self, node: Node) -> tuple[str, ...]:
-        shapes = [shape for each in self.flow.sources(node) for shape in self.came.get(each, ())]
-        shapes += [self._shape("input", each.name, each.name) for each in self.flow.masks(node)]
+        shapes = [shape for source in self.flow.sources(node) for shape in self.came.get(source, ())]
+        shapes += [self._shape("input", mask.name, mask.name) for mask in self.flow.masks(node)]
         return tuple(dict.fromkeys(shapes))
 
     def _inputs(self, node: Node) -> tuple[str, ...]:
-        return tuple(self._shape("input", each.name, each.name) for each in self.flow.inputs([node]))
+        return tuple(self._shape("input", source.name, source.name) for source in self.flow.inputs([node]))
 
     def _shape(
         self,
@@ -144,7 +144,7 @@ class _Builder:
         else:
             before = f"step {node.name}"
             calls = self.steps[before] = [node]
-        titles = tuple(dict.fromkeys(short(each, self.graph_module) for each in calls))
+        titles = tuple(dict.fromkeys(short(call, self.graph_module) for call in calls))
         owner = block.name if block is not None else None
         shape = Shape(before, "step", titles[0], titles[1:], module_path(calls[0]), owner)
         self.picture.shapes[before] = shape

@@ -117,8 +117,8 @@ def _shapes(graph: Digraph, picture: Picture) -> None:
     for name, shapes in framed.items():
         block = picture.blocks[name]
         with graph.subgraph(name=f"cluster_{_id(name)}") as frame:
-            told = "; ".join((block.lines[0], *((block.tensors,) if block.tensors else ()), block.lines[-1]))
-            title = f"<<b>{escape(block.title)}</b>  {escape(told)}>"
+            subtitle = "; ".join((block.lines[0], *((block.tensors,) if block.tensors else ()), block.lines[-1]))
+            title = f"<<b>{escape(block.title)}</b>  {escape(subtitle)}>"
             frame.attr(
                 label=title,
                 labeljust="l",
@@ -183,12 +183,12 @@ def _tip(shape: Shape) -> str:
 
 def _drawn(picture: Picture) -> Iterator[Arrow]:
     """All arrows, except that a gate has only the first one to the ops in its frame; the legend explains this."""
-    told: set[str] = set()
+    gates: set[str] = set()
     for arrow in picture.arrows:
         if arrow.kind == "choice" and picture.shapes[arrow.target].kind == "op":
-            if arrow.source in told:
+            if arrow.source in gates:
                 continue
-            told.add(arrow.source)
+            gates.add(arrow.source)
         yield arrow
 
 

@@ -36,7 +36,7 @@ class Flow:
     def sources(self, node: Node) -> list[Node]:
         """The activations that a node reads; for a quantize node, what it quantizes."""
         read = node.all_input_nodes[:1] if facts(node).role in _QUANTIZERS else node.all_input_nodes
-        return [each for each in read if each in self.activations]
+        return [source for source in read if source in self.activations]
 
     def masks(self, node: Node) -> list[Node]:
         """The model's inputs from which a node of a block gets tensors that carry no gradient, such as masks."""
@@ -46,8 +46,8 @@ class Flow:
 
     def _masks_read(self, node: Node) -> list[Node]:
         """The tensors without a gradient that a node reads, if they depend on the model's inputs."""
-        apart = [each for each in node.all_input_nodes if each in self._moving and each not in self.activations]
-        return [each for each in apart if facts(each).tensors and facts(each).role is None]
+        apart = [source for source in node.all_input_nodes if source in self._moving and source not in self.activations]
+        return [mask for mask in apart if facts(mask).tensors and facts(mask).role is None]
 
     def is_quantizer(self, node: Node) -> bool:
         """Whether a node rounds an operand or a gradient."""
@@ -62,39 +62,39 @@ class Flow:
 
     def _memberships(self) -> dict[Node, Block]:
         """The block of every node that lies between a block's entry and its exit; residual blocks come first."""
-        found = {
+        members = {
             node: block
             for node in self.nodes.values()
             if (op := facts(node).op)
             for block in self.blocks
             if op.block == block.name
         }
-        for block in sorted(self.blocks, key=lambda each: each.skip is None):
+        for block in sorted(self.blocks, key=lambda block: block.skip is None):
             entry, end = self.nodes[block.entry], self.nodes[block.exit]
             inside = between(entry, end, self.sources) if end in self.activations else ()
             for node in inside:
                 op = facts(node).op
                 if op is None or op.block == block.name:
-                    found.setdefault(node, block)
-        return found
+                    members.setdefault(node, block)
+        return members
 
 
 def returned(graph_module: GraphModule) -> list[Node]:
     """The nodes in the model's own output, without the cost."""
-    given = next(iter(graph_module.graph.find_nodes(op="output"))).args[0]
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Node) and facts(given[1]).role == "cost":
-        given = given[0]
-    found: dict[Node, None] = {}
+    value = next(iter(graph_module.graph.find_nodes(op="output"))).args[0]
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Node) and facts(value[1]).role == "cost":
+        value = value[0]
+    nodes: dict[Node, None] = {}
 
     def visit(value: object) -> None:
         if isinstance(value, Node):
-            found[value] = None
+            nodes[value] = None
         elif isinstance(value, dict):
-            for each in value.values():
-                visit(each)
+            for item in value.values():
+                visit(item)
         elif isinstance(value, list | tuple):
-            for each in value:
-                visit(each)
+            for item in value:
+                visit(item)
 
-    visit(given)
-    return list(found)
+    visit(value)
+    return list(nodes)

@@ -32,7 +32,7 @@ def amount(count: int) -> str:
 
 def bits_text(bits: tuple[int, int]) -> str:
     """``2-6``, or one number if both are equal; 32 is ``float``."""
-    low, high = ("float" if each == FLOAT_BITS else str(each) for each in bits)
+    low, high = ("float" if width == FLOAT_BITS else str(width) for width in bits)
     return low if low == high else f"{low}-{high}"
 
 
@@ -83,7 +83,7 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int,
     cost = f"{amount(block.macs)} MACs, {_share(block.macs, total)}"
     lines = (cost, listed, tensors, f"{_precision(modes, reasons)}; {skip}")
     bits = [_bits(op, config) for op in ops]
-    forward, weight, backward = (_span(each) for each in zip(*bits, strict=True))
+    forward, weight, backward = (_span(ranges) for ranges in zip(*bits, strict=True))
     return Shape(
         f"block {block.name}",
         "block",
@@ -124,8 +124,8 @@ def _bits(op: Op, config: FracConfig) -> tuple[tuple[int, int], tuple[int, int],
     computing = [option for option in op.options(config) if not option.skips]
     if not computing:
         return (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2
-    forward = min(each.fw for each in computing), max(each.fw for each in computing)
-    backward = min(each.bw for each in computing), max(each.bw for each in computing)
+    forward = min(option.fw for option in computing), max(option.fw for option in computing)
+    backward = min(option.bw for option in computing), max(option.bw for option in computing)
     fixed = op.weight_bits(config)
     return forward, forward if fixed is None else (fixed, fixed), backward
 

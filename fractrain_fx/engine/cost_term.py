@@ -119,8 +119,8 @@ class CostTerm:
 
     def _mean(self, cp: Tensor, samples: int) -> Tensor:
         """Cost over the batches of this optimizer step so far, in all processes."""
-        seen = sum_over_ranks(torch.stack([cp * samples, torch.full_like(cp, samples)]))
-        self._seen = seen if self._seen is None else self._seen + seen
+        sums = sum_over_ranks(torch.stack([cp * samples, torch.full_like(cp, samples)]))
+        self._seen = sums if self._seen is None else self._seen + sums
         return self._seen[0] / self._seen[1].clamp(min=1)
 
     def _error(self, cp: Tensor, target: float) -> Tensor:

@@ -52,7 +52,7 @@ class ChoiceMeter:
         """Take one batch: for each block the one-hot choice of every sample; empty without gates."""
         if choice:
             self._blocks = tuple(choice)
-            options = torch.stack([each.argmax(1) for each in choice.values()], dim=1)
+            options = torch.stack([one_hot.argmax(1) for one_hot in choice.values()], dim=1)
             self._counts.update(map(tuple, options.tolist()))
 
     def read(self) -> InputDependence | None:

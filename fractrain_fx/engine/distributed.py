@@ -103,7 +103,7 @@ def _together() -> bool:
 
 def syncs_batch_norm(model: nn.Module) -> bool:
     """Whether batch norms of a model wait for other processes, so that it cannot run in this one alone."""
-    return _together() and any(isinstance(each, nn.SyncBatchNorm) for each in model.modules())
+    return _together() and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
 
 
 def is_sharded(x: Tensor) -> bool:

@@ -55,8 +55,8 @@ class Engine(Staged):
         watch: bool = True,
     ) -> None:
         self.model = steered.steered_model(model)
-        config, given = self.model.frac_config, epochs if length is None else length
-        config = config if given is None else config.replace(**{"run.length": given})
+        config, amount = self.model.frac_config, epochs if length is None else length
+        config = config if amount is None else config.replace(**{"run.length": amount})
         self._course = Course(config, steered.levels_of(self.model), schedule, epochs)
         self._cost_term = CostTerm(config.gate, config.gate_options, config.gate_weight_bits)
         self.accumulate = accumulate
@@ -136,14 +136,14 @@ class Engine(Staged):
         self._course.begin()
         self._clock.batch(ran.tokens if tokens is None else tokens, self.accumulate)
         divisor = self.accumulate if weight is None else weight
-        seen = task_loss if mean is None else mean.reshape(())
+        loss = task_loss if mean is None else mean.reshape(())
         if not self.model.frac_config.gated:
-            self._note(seen, ran, labels=labels)
+            self._note(loss, ran, labels=labels)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
         blocks = len(cost.choice) / self.model.gated_share  # ops that follow the stage weigh like blocks of mean size
         term = self._cost_term.of_batch(cost.cp, steered.target_of(self.level), ran.batch, blocks, weight)
-        self._note(seen, ran, self.accumulate / divisor * term, labels)  # the share of the step's cost term, as a mean
+        self._note(loss, ran, self.accumulate / divisor * term, labels)  # the share of the step's cost term, as a mean
         self._watch.hand_out(term, cost_term=True, weight=weight)
         return task_loss + term
 
@@ -228,7 +228,7 @@ class Engine(Staged):
         """
         if self.steps == 0:
             raise RunError("end_epoch was called without a training step before it: call engine.loss in each step")
-        given = told.require_number(mean_loss, self._clock.every)
+        mean = told.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
         sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
@@ -242,9 +242,9 @@ class Engine(Staged):
         loss = self._finite_loss(sums, f"of epoch {epoch}")
         if self._clock.every is not None:
             return None
-        seen = loss if given is None else mean_over_ranks(given)
-        told.refuse_mean(seen, epoch)
-        return self._move_to(self._course.plan.schedule.update(seen), epoch)
+        shown_loss = loss if mean is None else mean_over_ranks(mean)
+        told.refuse_mean(shown_loss, epoch)
+        return self._move_to(self._course.plan.schedule.update(shown_loss), epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON) that continue this engine elsewhere, taken between optimizer steps.

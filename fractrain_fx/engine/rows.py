@@ -139,6 +139,6 @@ def joined_parts(parts: Sequence[EpochRow]) -> EpochRow:
         eb=mean(part.eb for part in parts),
         gc=mean(part.gc for part in parts),
         samples=samples,
-        options={block: tuple(map(mean, zip(*own, strict=True))) for block, own in shares.items()},
+        options={block: tuple(map(mean, zip(*options, strict=True))) for block, options in shares.items()},
         parts=tuple(parts),
     )

@@ -28,12 +28,12 @@ def _board(
     return Roofline(
         name,
         title,
-        {kind: _TERA * each for kind, each in peak.items()},
+        {kind: _TERA * rate for kind, rate in peak.items()},
         _GIGA * gigabytes,
         watts,
         computes,
         _STREAMS,
-        tuple(Source(*each) for each in sources),
+        tuple(Source(*source) for source in sources),
     )
 
 

@@ -67,9 +67,9 @@ def _step_of(product: Product, choice: Choice, batch: int) -> tuple[TrainingRun,
 def _price(op: Work, choice: Choice, batch: int) -> Mapping[str, Price] | None:
     if isinstance(op, Traffic) or op.product is None or not choice.has_codes:
         return None
-    if (found := _step_of(op.product, choice, batch)) is None:
+    if (pair := _step_of(op.product, choice, batch)) is None:
         return None
-    step, times = found
+    step, times = pair
     runs = zip(PATHS, (step.fw, step.eb, step.gc), op.training_macs, strict=True)
     return {path: _part(run, times) for path, run, macs in runs if run is not None and macs}
 

@@ -126,10 +126,10 @@ def _moved(tiles: Tilings, tensor: str) -> tuple[Ints, Ints]:
     resident = np.ones(total.shape, dtype=bool)
     for loops in zip(*_ORDERS, strict=True):  # from the innermost of each order to the outermost
         number = np.stack([tiles.number[loop] for loop in loops])
-        own = np.array([loop in _LOOPS_OF[tensor] for loop in loops])[:, None]
-        total = np.where(own | ~resident, total * number, total)
-        resident &= ~own | (total <= _HALF_SRAM[tensor])
-        fill = np.where(own & resident, total, fill)
+        relevant = np.array([loop in _LOOPS_OF[tensor] for loop in loops])[:, None]
+        total = np.where(relevant | ~resident, total * number, total)
+        resident &= ~relevant | (total <= _HALF_SRAM[tensor])
+        fill = np.where(relevant & resident, total, fill)
     return total, fill
 
 

@@ -37,12 +37,12 @@ def find_machine(name: str | Machine) -> Machine:
         return name
     if name in _BOARDS:
         return _BOARDS[name]
-    made: dict[str, Callable[[], Machine]] = {"cpu": this_cpu, "bitfusion": BitFusion, "zc706": ZC706}
-    if name not in made:
+    makers: dict[str, Callable[[], Machine]] = {"cpu": this_cpu, "bitfusion": BitFusion, "zc706": ZC706}
+    if name not in makers:
         raise ConfigError(
             f"machine={name!r} is not known.{near(name, MACHINES, 1)} 'fractrain machines' lists {', '.join(MACHINES)}"
         )
-    return made[name]()
+    return makers[name]()
 
 
 def machine_rows() -> list[dict[str, Any]]:

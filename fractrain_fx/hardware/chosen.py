@@ -69,8 +69,8 @@ def _together(rows: Sequence[EpochRow]) -> EpochRow:
     samples = sum(row.samples for row in rows)
     options = {
         block: tuple(
-            sum(row.samples * row.options[block][index] for row in rows) / samples for index in range(len(own))
+            sum(row.samples * row.options[block][index] for row in rows) / samples for index in range(len(shares))
         )
-        for block, own in rows[0].options.items()
+        for block, shares in rows[0].options.items()
     }
     return replace(rows[0], samples=samples, options=options)

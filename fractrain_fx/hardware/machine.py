@@ -170,10 +170,10 @@ class StepCost(NamedTuple):
     @property
     def bounds(self) -> dict[str, float]:
         """Shares (0..1) of the time by what bounds it."""
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         for part in (part for step in self.ops.values() for part in step.parts.values()):
-            found[part.bound] = found.get(part.bound, 0.0) + part.seconds / max(self.seconds, 1e-30)
-        return found
+            shares[part.bound] = shares.get(part.bound, 0.0) + part.seconds / max(self.seconds, 1e-30)
+        return shares
 
 
 class Machine(Protocol):
@@ -206,8 +206,8 @@ def sum_step(price: Pricer, ops: Sequence[Work], choices: Choices, batch: int) -
     for op in ops:
         if op.name not in choices:
             raise ConfigError(f"{op.name!r} has no choice: give every op the precision that it is priced at")
-        taken = [each for each in choices[op.name] if each.share and not each.precision.skips]
-        priced = [(each.share, parts) for each in taken if (parts := price(op, each, batch)) is not None]
+        taken = [choice for choice in choices[op.name] if choice.share and not choice.precision.skips]
+        priced = [(choice.share, parts) for choice in taken if (parts := price(op, choice, batch)) is not None]
         if len(priced) == len(taken):
             steps[op.name] = _mixed(priced)
     return StepCost(sum(step.seconds for step in steps.values()), _joules(steps.values()), steps)
@@ -215,11 +215,11 @@ def sum_step(price: Pricer, ops: Sequence[Work], choices: Choices, batch: int) -
 
 def _mixed(priced: Sequence[tuple[float, Mapping[str, Price]]]) -> OpStep:
     parts: dict[str, Price] = {}
-    for path in dict.fromkeys(path for _, each in priced for path in each):
-        own = [(share, each[path]) for share, each in priced if path in each]
+    for path in dict.fromkeys(path for _, prices in priced for path in prices):
+        weighted = [(share, prices[path]) for share, prices in priced if path in prices]
         scaled = [
             Price(share * price.seconds, None if price.joules is None else share * price.joules, price.bound)
-            for share, price in own
+            for share, price in weighted
         ]
         longest = max(scaled, key=lambda price: price.seconds)
         parts[path] = Price(sum(price.seconds for price in scaled), _joules(scaled), longest.bound)

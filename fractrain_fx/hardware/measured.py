@@ -31,7 +31,7 @@ def this_cpu() -> Roofline:
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
-    return cpu_of({name: median(each[1:]) for name, each in times.items()})
+    return cpu_of({name: median(seconds[1:]) for name, seconds in times.items()})
 
 
 def probes() -> dict[str, Callable[[], object]]:
@@ -50,7 +50,7 @@ def probes() -> dict[str, Callable[[], object]]:
         calls["bfloat16"] = _product(values.bfloat16(), weights.bfloat16())
         calls[f"{_CONVOLUTION}bfloat16"] = _convolution(torch.bfloat16)
     if torch.cpu._is_vnni_supported():
-        rows, columns = (torch.randint(-128, 128, tuple(each.shape), dtype=torch.int8) for each in (values, weights))
+        rows, columns = (torch.randint(-128, 128, tuple(like.shape), dtype=torch.int8) for like in (values, weights))
         calls["int8"] = lambda: torch._int_mm(rows, columns)
     return calls
 
@@ -65,7 +65,7 @@ def cpu_of(seconds: Mapping[str, float]) -> Roofline:
         f"this processor, {torch.get_num_threads()} threads",
         {kind: 2 * _ROWS * _WIDTH**2 / seconds[kind] for kind in TYPES if kind in seconds},
         2 * 4 * _COPIED / seconds["copy"],
-        convolution={kind: convolved / each for kind, each in known.items()},
+        convolution={kind: convolved / elapsed for kind, elapsed in known.items()},
         overlaps=False,
         convolution_passes=_PASSES,
         sources=(Source("measured here", f"{sizes}, a copy of {_COPIED >> 18} MiB"),),

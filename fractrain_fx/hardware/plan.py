@@ -69,10 +69,10 @@ def _levels(
     """Every row's name, whether the machine supports it, and the choice of each op."""
     kinds = float_types(machine)
     for kind in kinds:
-        yield kind, machine.supports(FULL), {each.name: (Choice(floats=kind),) for each in work}
+        yield kind, machine.supports(FULL), {item.name: (Choice(floats=kind),) for item in work}
     floats = usual_floats(machine)
     for level in _precisions(config):
-        choices = {each.name: (replace(_choice(each, level, config, costs), floats=floats),) for each in work}
+        choices = {item.name: (replace(_choice(item, level, config, costs), floats=floats),) for item in work}
         yield str(level), machine.supports(level, config.format), choices
 
 
@@ -106,13 +106,13 @@ def _row(machine: Machine, batch: int, level: _Level, work: Sequence[Work], stee
     name, native, choices = level
     cost = machine.step(work, choices, batch=batch)
     seconds = max(cost.seconds, 1e-30)
-    order = sorted(cost.ops, key=lambda each: cost.ops[each].seconds, reverse=True)[:_SLOWEST]
-    slowest = tuple((each, cost.ops[each].seconds / seconds, str(cost.ops[each].bound)) for each in order)
-    priced = [each for each in work if each.name in cost.ops]
-    unpriced = tuple(each.name for each in work if each.name not in cost.ops)
+    order = sorted(cost.ops, key=lambda op: cost.ops[op].seconds, reverse=True)[:_SLOWEST]
+    slowest = tuple((op, cost.ops[op].seconds / seconds, str(cost.ops[op].bound)) for op in order)
+    priced = [item for item in work if item.name in cost.ops]
+    unpriced = tuple(item.name for item in work if item.name not in cost.ops)
     float32 = None
     if not steered or not steered.isdisjoint(cost.ops):
-        float32 = machine.step(priced, {each.name: (Choice(),) for each in priced}, batch=batch).seconds
+        float32 = machine.step(priced, {item.name: (Choice(),) for item in priced}, batch=batch).seconds
     return PlannedStep(
         machine=machine.name,
         batch=batch,

@@ -151,7 +151,7 @@ class Roofline:
         result = self.type_of(FLOAT_BITS, choice.format, choice.floats)
         x, w = choice.bits("FW")
         lie = {"x": (x, _stored(result)), "w": (w, "float32"), "g": (choice.precision.bw, _stored(result))}
-        made = {(operand, kind) for operand, (width, kind) in lie.items() if width == FLOAT_BITS}
+        copies = {(operand, kind) for operand, (width, kind) in lie.items() if width == FLOAT_BITS}
         ranged: set[str] = set()
         parts: dict[str, Price] = {}
         for path, macs in zip(PATHS, op.training_macs, strict=True):
@@ -161,11 +161,11 @@ class Roofline:
             kind = self._wider(bits, format, result)
             rounding = 0.0
             for operand, width in zip(_OPERANDS[path], bits, strict=True):
-                if (operand, _stored(kind)) not in made:
+                if (operand, _stored(kind)) not in copies:
                     held = TYPES["float32" if operand == "w" else result]
                     reads = 1 if operand in ranged else _reads(width, format)
                     rounding += sizes[operand] * (reads * held + _written(kind, format))
-                    made.add((operand, _stored(kind)))
+                    copies.add((operand, _stored(kind)))
                     ranged.add(operand)
             operands = sum(sizes[operand] for operand in _OPERANDS[path]) * _written(kind, format)
             out = values.moved(path)[2] * TYPES["float32" if path == "GC" else result]
@@ -177,7 +177,7 @@ class Roofline:
 
     def _wider(self, bits: tuple[int, int], format: str, floats: str) -> str:
         """The type in which both operands of a product run."""
-        return max((self.type_of(each, format, floats) for each in sorted(bits)[::-1]), key=TYPES.__getitem__)
+        return max((self.type_of(width, format, floats) for width in sorted(bits)[::-1]), key=TYPES.__getitem__)
 
     def _priced(self, compute: float, moved: float, rounding: float) -> Price:
         speed = self.bandwidth * self.streams

@@ -68,7 +68,7 @@ def price_run(
     """
     stages = list(by_stage(rows).values())
     run = _Run(model, stages, batch) if stages else None
-    return tuple(run.on(find_machine(each)) for each in machines) if run is not None else ()
+    return tuple(run.on(find_machine(machine)) for machine in machines) if run is not None else ()
 
 
 class _Run:
@@ -91,8 +91,8 @@ class _Run:
                     choice = choice_of(op, cost, config, precision, bits)
                     mix[choice] = mix.get(choice, 0.0) + share * row.samples / samples
         skipped = _skipped(model, stages, samples)
-        for each in traffic:
-            self._shares[each.name] = {Choice(format=config.format): 1 - skipped.get(each.name, 0.0)}
+        for item in traffic:
+            self._shares[item.name] = {Choice(format=config.format): 1 - skipped.get(item.name, 0.0)}
 
     def on(self, machine: Machine) -> MachineRun:
         """The run on a machine."""
@@ -105,7 +105,7 @@ class _Run:
         unpriced = tuple(name for name in self._names if name not in cost.ops)
         if self._steered.isdisjoint(cost.ops):
             return MachineRun(machine.name, unpriced=unpriced)
-        priced = [each for each in self._work if each.name in cost.ops]
+        priced = [item for item in self._work if item.name in cost.ops]
         seconds, joules = self._whole(cost)
         float32, float32_joules = self._in("float32", machine, priced)
         bfloat16, bfloat16_joules = self._in("bfloat16", machine, priced)
@@ -120,14 +120,14 @@ class _Run:
             cost.bounds,
             self._wider(machine),
             unpriced,
-            all(isinstance(each, Op) or not cost.ops[each.name].parts for each in priced),
+            all(isinstance(item, Op) or not cost.ops[item.name].parts for item in priced),
         )
 
     def _in(self, kind: Floats, machine: Machine, work: Sequence[Work]) -> tuple[float | None, float | None]:
         """Seconds and joules of some work in a float type; ``None`` if the machine does not have it."""
         if kind not in float_types(machine):
             return None, None
-        choices = {each.name: (Choice(floats=kind),) for each in work}
+        choices = {item.name: (Choice(floats=kind),) for item in work}
         return self._whole(machine.step(work, choices, batch=self._batch))
 
     def _whole(self, step: StepCost) -> tuple[float, float | None]:
@@ -135,24 +135,24 @@ class _Run:
 
     def _wider(self, machine: Machine) -> tuple[str, ...]:
         rounded = {
-            (each.precision, each.format)
+            (choice.precision, choice.format)
             for mix in self._shares.values()
-            for each, share in mix.items()
-            if share and not each.precision.skips and not each.precision.is_float
+            for choice, share in mix.items()
+            if share and not choice.precision.skips and not choice.precision.is_float
         }
         lacking = {precision for precision, name in rounded if not machine.supports(precision, name)}
-        return tuple(str(each) for each in sorted(lacking, key=lambda each: (each.fw, each.bw)))
+        return tuple(str(precision) for precision in sorted(lacking, key=lambda p: (p.fw, p.bw)))
 
 
 def _skipped(model: FracModel, stages: Sequence[EpochRow], samples: int) -> dict[str, float]:
     """The share of samples that left out a node with the branch that it belongs to, by the node's name."""
     graph_module = model._state.recording.train
     skips = [index for index, option in enumerate(model.frac_config.gate_options) if option.skips]
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for end, block in ends_of(graph_module.graph).items():
         part = part_of(graph_module, block, end)
         if isinstance(part, str):
             continue
         share = sum(row.samples * row.options[block.name][index] for row in stages for index in skips) / samples
-        found |= {node.name: max(share, found.get(node.name, 0.0)) for node in part.nodes}
-    return found
+        shares |= {node.name: max(share, shares.get(node.name, 0.0)) for node in part.nodes}
+    return shares

@@ -41,7 +41,7 @@ def _moved(graph_module: GraphModule) -> Iterator[tuple[Node, float]]:
         if _values(node) is None or not record.flows or is_view(node) or _does_nothing(node, graph_module):
             continue
         out = _values(node) or 0.0
-        inputs = [count for each in node.all_input_nodes if (count := _values(each)) is not None and facts(each).flows]
+        inputs = [count for x in node.all_input_nodes if (count := _values(x)) is not None and facts(x).flows]
         of_input, of_output = _passes(node, graph_module)
         gradients = 3 * out if function_name(node) in _SUMS and len(inputs) > 1 else 0.0
         yield node, of_input * sum(inputs) + of_output * out + gradients

@@ -65,12 +65,12 @@ def _price(op: Work, choice: Choice, batch: int) -> Mapping[str, Price] | None:
 
 def _part(path: Path, macs: int, values: Values, choice: Choice) -> Price:
     bits = choice.bits(path)
-    digits = [-(-each // WIDEST_BITS) for each in bits]
-    width = sum(each / count for each, count in zip(bits, digits, strict=True))
+    digits = [-(-b // WIDEST_BITS) for b in bits]
+    width = sum(b / count for b, count in zip(bits, digits, strict=True))
     products = macs * digits[0] * digits[1] * width / (2 * NATIVE_BITS)
     compute = products / (SLICES * PRODUCTS * FREQUENCY)
     # Activations and errors are written as the next layer reads them, and weight gradients as they are summed.
     written = {"FW": choice.precision.fw, "EB": choice.precision.bw, "GC": FLOAT_BITS}[path]
-    moved = sum(count * each for count, each in zip(values.moved(path), (*bits, written), strict=True))
+    moved = sum(count * b for count, b in zip(values.moved(path), (*bits, written), strict=True))
     memory = moved / 8 / DRAM
     return Price(max(compute, memory), None, "compute" if compute >= memory else "memory")

@@ -53,8 +53,8 @@ class BySegment(Properties):
             )
         require_known("checkpointing", options, ("use_reentrant", *_OPTIONS))
         segments = self._state.running[True].segments()
-        if not any(each.once is None for each in segments[:-1]):
-            reasons = {each.once for each in segments[:-1]} - {None}
+        if not any(segment.once is None for segment in segments[:-1]):
+            reasons = {segment.once for segment in segments[:-1]} - {None}
             raise ModelError(
                 "checkpointing would change nothing: this model runs as one segment, as it has neither residual blocks "
                 "nor a module class with several instances that run one after the other"
@@ -95,9 +95,9 @@ class BySegment(Properties):
         super().compile(*args, **options)
         compiled: Any = self._compiled_call_impl
 
-        def call(*given: Any, **named: Any) -> Any:
-            self._infer_parameters(self, given, named)
-            return compiled(*given, **named)
+        def call(*inputs: Any, **named: Any) -> Any:
+            self._infer_parameters(self, inputs, named)
+            return compiled(*inputs, **named)
 
         self._compiled_call_impl = call
 
@@ -141,18 +141,18 @@ class BySegment(Properties):
         stages = dict.fromkeys(config.precision_stages) if config.run.torchao else {now: None}
         held = [(x, x.detach().clone()) for x in self.buffers()]
         gradients = [(parameter, parameter.grad) for parameter in self.parameters()]
-        told = state.last, state.to_count, state.waits, state.runs
+        saved = state.last, state.to_count, state.waits, state.runs
         try:
             with preserved_random_state():
                 for stage in stages:
                     if stage is not None:
                         set_stage(self, stage)
-                    found = [x for x in tree_leaves(call(*args, **kwargs)) if isinstance(x, Tensor)]
-                    torch.autograd.backward([x.sum() for x in found if x.requires_grad])
+                    tensors = [x for x in tree_leaves(call(*args, **kwargs)) if isinstance(x, Tensor)]
+                    torch.autograd.backward([x.sum() for x in tensors if x.requires_grad])
                     for parameter, _ in gradients:
                         parameter.grad = None
         finally:
-            state.last, state.to_count, state.waits, state.runs = told
+            state.last, state.to_count, state.waits, state.runs = saved
             for x, before in held:
                 x.copy_(before)
             for parameter, gradient in gradients:

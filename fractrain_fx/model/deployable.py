@@ -125,10 +125,10 @@ class Deployable(Packable):
         state, listed = self._state, None if batches is None else list(batches)
         fixed, shares = self._fixed(stage, choices, listed)
         ops = self._frozen(state.recording, fixed, levels)
-        made: Any = deploy(state.original, state.recording, ops, self._skipped(fixed))
-        made.difference = self._difference(made, fixed)
-        made.fixed_choices = self._cost_of(made, fixed, shares, listed)
-        return made  # type: ignore[no-any-return]
+        plain: Any = deploy(state.original, state.recording, ops, self._skipped(fixed))
+        plain.difference = self._difference(plain, fixed)
+        plain.fixed_choices = self._cost_of(plain, fixed, shares, listed)
+        return plain  # type: ignore[no-any-return]
 
     def export(
         self,
@@ -273,7 +273,7 @@ class Deployable(Packable):
         with in_mode(self, training=False), torch.no_grad():
             yield
 
-    def _difference(self, made: nn.Module, fixed: Any) -> float:
+    def _difference(self, plain: nn.Module, fixed: Any) -> float:
         """The largest difference of outputs on the example inputs, as a share of the largest output."""
         recording, before = self._state.recording, stage_of(self)
         args, kwargs = recording.present((recording.args, dict(recording.kwargs)))
@@ -282,7 +282,7 @@ class Deployable(Packable):
         try:
             with self._evaluating():
                 ours = list(tensors_in(self(*args, **kwargs)))
-                theirs = list(tensors_in(made(*args, **kwargs)))
+                theirs = list(tensors_in(plain(*args, **kwargs)))
         finally:
             if before is not None:
                 set_stage(self, before)
@@ -290,11 +290,11 @@ class Deployable(Packable):
         return max((float((x - y).abs().max() / x.abs().max().clamp(min=1e-30)) for x, y in pairs), default=0.0)
 
     def _cost_of(
-        self, made: nn.Module, fixed: Any, shares: Shares | None, batches: list[Any] | None
+        self, plain: nn.Module, fixed: Any, shares: Shares | None, batches: list[Any] | None
     ) -> FixedChoices | None:
         from fractrain_fx.export.choices import measured
 
         if shares is None or batches is None:
             return None
         with self._evaluating():
-            return measured(self, made, batches, (fixed, shares))
+            return measured(self, plain, batches, (fixed, shares))

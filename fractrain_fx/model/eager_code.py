@@ -25,8 +25,8 @@ def eager_forward(graph_module: RecordedModule) -> Callable[..., Any]:
     """The forward of a graph module, as a function of the module and the inputs; its lines are those of the code."""
     code, known = graph_module._code, graph_module.__dict__.get(_KEY)
     if known is not None and known[0] is code:
-        made: Callable[..., Any] = known[1]
-        return made
+        forward: Callable[..., Any] = known[1]
+        return forward
     shorter = {node.name: pair for node in graph_module.graph.nodes if (pair := _shorter(graph_module, node))}
     lines = []
     for line in code.splitlines():
@@ -37,8 +37,8 @@ def eager_forward(graph_module: RecordedModule) -> Callable[..., Any]:
     plain = type(graph_module).forward
     exec(compile("\n".join(lines), plain.__code__.co_filename, "exec"), dict(plain.__globals__), names)
     graph_module.__dict__[_KEY] = code, names["forward"]
-    made = names["forward"]
-    return made
+    forward = names["forward"]
+    return forward
 
 
 def _shorter(graph_module: RecordedModule, node: Node) -> tuple[str, str] | None:

@@ -102,13 +102,13 @@ class Running:
 
     def changing_buffers(self) -> list[Tensor]:
         """The buffers that a training step may change, in the same order on every process."""
-        found: dict[int, Tensor] = {}
+        tensors: dict[int, Tensor] = {}
         for segment in self.segments():
             for path in segment.stateful.modules:
-                found |= {id(x): x for x in segment.module.get_submodule(path).buffers()}
+                tensors |= {id(x): x for x in segment.module.get_submodule(path).buffers()}
             buffers = (segment.module.get_buffer(path) for path in segment.stateful.buffers)
-            found |= {id(x): x for x in buffers}
-        return list(found.values())
+            tensors |= {id(x): x for x in buffers}
+        return list(tensors.values())
 
     def chained(self, wrapping: Wrapping) -> RecordedModule:
         """The copy as a chain of segments.
@@ -122,9 +122,9 @@ class Running:
         if not compiling and (held is None or held[0] != wrapping):
             shared = SharedCode()
 
-            def wrap(each: Segment) -> nn.Module:
-                mine = wrapping if each is not segments[-1] else wrapping._replace(checkpoint=None)
-                return _wrapped(each, mine, shared)
+            def wrap(segment: Segment) -> nn.Module:
+                mine = wrapping if segment is not segments[-1] else wrapping._replace(checkpoint=None)
+                return _wrapped(segment, mine, shared)
 
             held = wrapping, chain(self.graph_module, segments, wrap)
             self._chains[wrapping.checkpoint is None] = held
@@ -137,17 +137,17 @@ class Running:
         names = [op.name for _, op in ops_of(shown.graph) if op.precision.rounds]
         apart = unfused(shown)
         never = {"codes": not_on_int8(shown, config), "torchao": not_on_torchao(shown, config)}
-        found: dict[str, OpBackend] = {}
+        backends: dict[str, OpBackend] = {}
         for name in names:
             refused = {backend: reasons[name] for backend, reasons in never.items() if name in reasons}
             op = self.fused.get(name)
             if op is None:
-                found[name] = OpBackend("quantizers", refused | {"fused": apart.get(name, "is not fused")})
+                backends[name] = OpBackend("quantizers", refused | {"fused": apart.get(name, "is not fused")})
             elif TORCHAO in op.backends:
-                found[name] = self._by_torchao(op, refused)
+                backends[name] = self._by_torchao(op, refused)
             else:
-                found[name] = self._in_eager_mode(op, refused | op.refused)
-        return found
+                backends[name] = self._in_eager_mode(op, refused | op.refused)
+        return backends
 
     def _in_eager_mode(self, op: FusedOp, refused: dict[str, str]) -> OpBackend:
         """The backend that computed an op; ``cpu`` if it was ``plain`` by a format whose functions are C++ kernels."""
@@ -162,15 +162,15 @@ class Running:
         """As the host knows it without a run, so that it holds for compiled graphs too."""
         weight = next(self._shown.parameters())
         assert op.precision is not None
-        told: dict[str, str] = {}
+        kernels: dict[str, str] = {}
         lacks: dict[str, str] = {}
         for product in PRODUCTS:
             kernel = kernel_of(op.plan.fmt.recipe, product, op.precision, weight.device, weight.dtype)
-            told[product] = f"simulated: {kernel}" if isinstance(kernel, str) else str(kernel)
+            kernels[product] = f"simulated: {kernel}" if isinstance(kernel, str) else str(kernel)
             lacks |= {product: kernel} if isinstance(kernel, str) else {}
         if len(lacks) == len(PRODUCTS):
-            return OpBackend("plain", refused | {"torchao": lacks["forward"]}, told)
-        return OpBackend("torchao", refused, told)
+            return OpBackend("plain", refused | {"torchao": lacks["forward"]}, kernels)
+        return OpBackend("torchao", refused, kernels)
 
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
@@ -178,10 +178,10 @@ class Running:
         names = [op.name for _, op in ops_of(shown.graph) if op.precision.rounds]
         if config.run.torchao:
             apart = not_on_torchao(shown, config)
-            told = {
+            words = {
                 name: _told(self._by_torchao(op, {}).products) for name, op in self.fused.items() if name not in apart
             }
-            return {name: apart.get(name) or told.get(name, "torchao, once the model is rewritten") for name in names}
+            return {name: apart.get(name) or words.get(name, "torchao, once the model is rewritten") for name in names}
         left_out = not_on_int8(shown, config)
         ran = {name: op.codes.kernel for name, op in self.fused.items() if op.codes is not None}
         return {name: left_out.get(name) or ran.get(name) or "float" for name in names}

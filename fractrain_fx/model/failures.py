@@ -125,16 +125,16 @@ def _place(error: Exception) -> str:
 
 def _failed_node(error: Exception) -> Node | None:
     """The node of the innermost recorded graph that ran."""
-    found, trace = None, error.__traceback__
+    failed, trace = None, error.__traceback__
     while trace is not None:
         graph_module = trace.tb_frame.f_locals.get("self")
         if isinstance(graph_module, RecordedModule) and trace.tb_frame.f_code in _codes(graph_module):
             lines = graph_module.code.splitlines()
             line = lines[trace.tb_lineno - 1] if trace.tb_lineno <= len(lines) else ""
             name = line.partition("=")[0].partition(":")[0].strip()
-            found = next((node for node in graph_module.graph.nodes if node.name == name), found)
+            failed = next((node for node in graph_module.graph.nodes if node.name == name), failed)
         trace = trace.tb_next
-    return found
+    return failed
 
 
 def _codes(graph_module: RecordedModule) -> tuple[Any, Any]:

@@ -56,8 +56,8 @@ class FloatCalls:
 
     def disarm(self, name: str | None = None) -> None:
         """Remove the hooks of one look-up, or all hooks."""
-        for each in [name] if name is not None else list(self._armed):
-            for handle in self._armed.pop(each, ()):
+        for lookup in [name] if name is not None else list(self._armed):
+            for handle in self._armed.pop(lookup, ()):
                 handle.remove()
 
     def tell(self, name: str, at: FrameType | None) -> None:
@@ -109,9 +109,9 @@ class FloatCalls:
     def _arm(self, name: str, module: nn.Module) -> None:
         if self._knows(name) or name in self._armed:
             return
-        heard = [each for each in module.modules() if id(each) in self._uncalled and _can_be_told_of(each)]
+        heard = [layer for layer in module.modules() if id(layer) in self._uncalled and _can_be_told_of(layer)]
         notice = Notice(self.heard, name)
-        self._armed[name] = [each.register_forward_pre_hook(notice) for each in heard]
+        self._armed[name] = [layer.register_forward_pre_hook(notice) for layer in heard]
 
 
 class _Layers(TorchFunctionMode):

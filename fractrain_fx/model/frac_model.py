@@ -100,8 +100,8 @@ class FracModel(Deployable):
             InputError: there is no batch.
         """
         with in_mode(self, training=False):
-            seen = self._state.fill_ranges(batches)
-        if not seen:
+            count = self._state.fill_ranges(batches)
+        if not count:
             raise InputError("calibrate() got no batch: give it a loader, or a list of inputs")
         self._state.look_for_ranges()
 
@@ -213,8 +213,8 @@ class FracModel(Deployable):
         """
         require_form(self._state, state_dict)
         if not any(key.startswith(f"{NAMESPACE}.") for key in state_dict):
-            own = {key: value for key, value in self.state_dict().items() if key.startswith(f"{NAMESPACE}.")}
-            state_dict = {**state_dict, **own}
+            inserted = {key: value for key, value in self.state_dict().items() if key.startswith(f"{NAMESPACE}.")}
+            state_dict = {**state_dict, **inserted}
         if self._state.sharding is not None:
             state_dict = self._state.sharding.shards_of(self, state_dict)
         if is_steered(self) and self._state.engine_stage is None:
@@ -275,7 +275,7 @@ def rewritten_in(model: Any, asked_by: str) -> FracModel:
     Raises:
         InputError: there is none; the message names the function that was ``asked_by``.
     """
-    found = steered_model(model, asked_by)
-    if not isinstance(found, FracModel):  # only looks like one, and has no graph
-        raise InputError(f"{asked_by} needs a model made by fractrainify, got {type(found).__name__}")
-    return found
+    inner = steered_model(model, asked_by)
+    if not isinstance(inner, FracModel):  # only looks like one, and has no graph
+        raise InputError(f"{asked_by} needs a model made by fractrainify, got {type(inner).__name__}")
+    return inner

@@ -92,7 +92,7 @@ def _callers(module: Any, kind: str) -> Iterator[Any]:
 def _may_add_cost(trainer: Any, plain: Any) -> bool:
     """Whether a Trainer has a loss of its own, or trains the model that the mixin or the callback made."""
     kind = type(trainer)
-    own = kind.compute_loss is not plain.compute_loss or kind.training_step is not plain.training_step
+    own_loss = kind.compute_loss is not plain.compute_loss or kind.training_step is not plain.training_step
     # The constructor moves the model before it keeps these; training looks again.
-    given = getattr(trainer, "compute_loss_func", trainer)
-    return own or given is not None or "_frac_model" in vars(trainer.model)
+    loss_func = getattr(trainer, "compute_loss_func", trainer)
+    return own_loss or loss_func is not None or "_frac_model" in vars(trainer.model)

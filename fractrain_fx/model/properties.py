@@ -93,8 +93,8 @@ class Properties(nn.Module):
 
         For a call that does not meet them the model is recorded again, or the call refused (``RunConfig.recordings``).
         """
-        found = {str(each): each for guards in self._state.recording.guards.values() for each in guards.all}
-        return tuple(found.values())
+        conditions = {str(guard): guard for guards in self._state.recording.guards.values() for guard in guards.all}
+        return tuple(conditions.values())
 
     @property
     def checked(self) -> bool:
@@ -108,11 +108,11 @@ class Properties(nn.Module):
         ``str(op.precision)`` are its bits in the present stage, ``op.precision.reason`` why it has them.
         """
         stage = stage_of(self)
-        found = [
+        ops = [
             replace(op, precision=replace(op.precision, now=_bits_now(op, stage, self.frac_config)))
             for op in self._ops()
         ]
-        return _unless_hidden(self, "ops", found)
+        return _unless_hidden(self, "ops", ops)
 
     def _ops(self) -> list[Op]:
         """The contractions without the bits of the present stage, for which a device would have to be waited for."""
@@ -225,13 +225,13 @@ class Properties(nn.Module):
 
     def get_parameter(self, target: str) -> nn.Parameter:
         """A parameter of the original, also if its name is one of this class's."""
-        own = self._parameters.get(target)
-        return super().get_parameter(target) if own is None else own
+        parameter = self._parameters.get(target)
+        return super().get_parameter(target) if parameter is None else parameter
 
     def get_buffer(self, target: str) -> Tensor:
         """A buffer of the original, also if its name is one of this class's."""
-        own = self._buffers.get(target)
-        return super().get_buffer(target) if own is None else own
+        buffer = self._buffers.get(target)
+        return super().get_buffer(target) if buffer is None else buffer
 
     def extra_repr(self) -> str:
         """Method, ops, blocks and MACs in one line."""
@@ -280,6 +280,6 @@ def _bits_now(op: Op, stage: Precision | None, config: FracConfig) -> str:
 
 
 def _inserted(root: nn.Module) -> str:
-    own = (type(module) for module in root.modules() if type(module).__module__.startswith("fractrain_fx."))
-    counts = Counter(kind.__name__ for kind in own)
+    kinds = (type(module) for module in root.modules() if type(module).__module__.startswith("fractrain_fx."))
+    counts = Counter(kind.__name__ for kind in kinds)
     return ", ".join(f"{count} {name}" for name, count in counts.items())

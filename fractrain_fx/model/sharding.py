@@ -52,8 +52,8 @@ class Sharding:
 
     def _groups_of(self, segment: Segment) -> list[ParameterGroup]:
         """The groups to gather for a segment, in the order of its parameters."""
-        found = (self._group_of.get(place.key) for place in segment.parameters)
-        return list(dict.fromkeys(group for group in found if group is not None))
+        groups = (self._group_of.get(place.key) for place in segment.parameters)
+        return list(dict.fromkeys(group for group in groups if group is not None))
 
     def share_buffers(self, buffers: Callable[[], Sequence[Tensor]]) -> None:
         """Give every process the buffers of the first one, as DistributedDataParallel does."""
@@ -83,13 +83,13 @@ class Sharding:
         """A state dict with this process's shards in place of whole tensors. Nothing is sent."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
-        given = dict(state_dict)
+        shards = dict(state_dict)
         for name, now in model.state_dict().items():
-            new = given.get(name)
+            new = shards.get(name)
             if isinstance(now, DTensor) and isinstance(new, Tensor) and not isinstance(new, DTensor):
                 new = new.to(now.to_local().device)
-                given[name] = distribute_tensor(new, now.device_mesh, now.placements, src_data_rank=None)
-        return given
+                shards[name] = distribute_tensor(new, now.device_mesh, now.placements, src_data_rank=None)
+        return shards
 
 
 @torch.no_grad()

@@ -97,7 +97,7 @@ class ModelState:
     @property
     def chain(self) -> tuple[str, ...] | None:
         """The names of the passes, if they are not the default ones."""
-        return None if self.passes is None else tuple(type(each).__name__ for each in self.passes)
+        return None if self.passes is None else tuple(type(pass_).__name__ for pass_ in self.passes)
 
     @property
     def graphs(self) -> list[RecordedModule]:
@@ -152,7 +152,7 @@ class ModelState:
         if self.checkpointing is None and self.sharding is None and self.compiler is None:
             return running.current()
         wrapping = self.wrapping(training and torch.is_grad_enabled())
-        return running.current() if all(each is None for each in wrapping) else running.chained(wrapping)
+        return running.current() if all(option is None for option in wrapping) else running.chained(wrapping)
 
     def wrapping(self, gradients: bool) -> Wrapping:
         """The wrappers of each segment in a call with or without gradients."""
@@ -209,7 +209,7 @@ class ModelState:
     def look_for_ranges(self) -> None:
         """Check whether every activation range has been seen by now."""
         if not self.calibrated:
-            self.calibrated = all(bool(each.seen) for each in self._ranges())
+            self.calibrated = all(bool(range_.seen) for range_ in self._ranges())
             self.measured = self.measured or self.calibrated
 
     def measure_examples(self, model: nn.Module) -> None:
@@ -224,7 +224,7 @@ class ModelState:
         self.look_for_ranges()
         if self.calibrated:
             return
-        example, unseen = self._example(model), [each for each in self._ranges() if not each.seen]
+        example, unseen = self._example(model), [range_ for range_ in self._ranges() if not range_.seen]
         modules = [*model.modules(), *self.graphs]
         modes = [module.training for module in modules]
         try:
@@ -235,8 +235,8 @@ class ModelState:
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
-            for each in unseen:
-                each.seen.fill_(False)
+            for range_ in unseen:
+                range_.seen.fill_(False)
         self.measured = True
 
     def _example(self, model: nn.Module) -> tuple[Variant, tuple[Any, ...]]:
@@ -251,26 +251,26 @@ class ModelState:
     def fill_ranges(self, batches: Iterable[Any]) -> int:
         """Update the activation ranges from batches that run in evaluation mode; returns the number of batches."""
         calls = map(call_of, batches)
-        seen = self._fill((self.variants.choose(args, kwargs, False) for args, kwargs in calls), self._ranges())
+        count = self._fill((self.variants.choose(args, kwargs, False) for args, kwargs in calls), self._ranges())
         if self.sharding is not None:
             self.sharding.share_buffers(self.running[True].changing_buffers)
-        return seen
+        return count
 
     def _fill(self, calls: Iterable[tuple[Variant, tuple[Any, ...]]], ranges: Collection[RunningRange]) -> int:
-        seen = 0
+        count = 0
         with torch.no_grad():
             for variant, values in calls:
                 # Only now, because choosing a variant may record the model, which sets the modes of its modules.
-                modes = [each.training for each in ranges]
-                for each in ranges:
-                    each.train()
+                modes = [range_.training for range_ in ranges]
+                for range_ in ranges:
+                    range_.train()
                 try:
                     run_graph(self._graph(variant, False), values, variant.recording)
                 finally:
-                    for each, mode in zip(ranges, modes, strict=True):
-                        each.train(mode)
-                seen += 1
-        return seen
+                    for range_, mode in zip(ranges, modes, strict=True):
+                        range_.train(mode)
+                count += 1
+        return count
 
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)

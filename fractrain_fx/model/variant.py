@@ -66,9 +66,9 @@ class Variant:
 
     def changed_circumstance(self, values: tuple[Any, ...], training: bool) -> ReadCircumstance | None:
         """The first circumstance of a call that its code would find changed; ``None`` if the graph fits the call."""
-        for read, seen in self.reads[training]:
-            if read(values) != seen.value:
-                return seen
+        for read, reading in self.reads[training]:
+            if read(values) != reading.value:
+                return reading
         return None
 
     def failed_condition(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> str | None:
@@ -79,7 +79,7 @@ class Variant:
         if types is not None:
             return f"parameters of type {types}, which its code reads"
         if not self.recording.takes_types(values):
-            wanted = dict.fromkeys(str(each).removeprefix("torch.") for each in self.recording.input_types if each)
+            wanted = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in self.recording.input_types if dtype)
             return f"inputs of type {' and '.join(wanted)}, which its code reads"
         guard = self.recording.failed_guard(values, model, training)
         if guard is None:
@@ -90,7 +90,7 @@ class Variant:
     @property
     def graphs(self) -> list[RecordedModule]:
         """The shown graphs and their copies that run."""
-        return [*self.recording.graphs, *(each.current() for each in self.running.values())]
+        return [*self.recording.graphs, *(running.current() for running in self.running.values())]
 
     def train(self, mode: bool) -> None:
         """Switch the graphs and the modules that were inserted into them, none of which does anything else then."""
@@ -123,7 +123,7 @@ def share_inserted(first: Recording, recording: Recording) -> None:
     ours_root = first.train._modules.get(NAMESPACE) or nn.Module()
     root = recording.train.get_submodule(NAMESPACE)
     ours, theirs = (
-        {name for name, _ in each.named_modules() if name and not name.startswith(_OWN)} for each in (ours_root, root)
+        {name for name, _ in part.named_modules() if name and not name.startswith(_OWN)} for part in (ours_root, root)
     )
     gates = [{name for name in names if name.startswith("gates.")} for names in (ours, theirs)]
     if not theirs <= ours or gates[0] != gates[1]:
@@ -158,13 +158,13 @@ class Watched:
 
     def add(self, recording: Recording) -> bool:
         """Watch what a recording depends on, too; returns whether any of it is new."""
-        new = {each.circumstance for seen in recording.seen.values() for each in seen} - self._known
+        new = {reading.circumstance for readings in recording.seen.values() for reading in readings} - self._known
         self._known |= new
-        for each in new:
-            if isinstance(each, PartMode):
-                self._parts.append(self._model.get_submodule(each.path))
+        for circumstance in new:
+            if isinstance(circumstance, PartMode):
+                self._parts.append(self._model.get_submodule(circumstance.path))
             else:
-                self._reads.append(each.reader(self._model))
+                self._reads.append(circumstance.reader(self._model))
         return bool(new)
 
     def now(self, values: Sequence[Any]) -> tuple[tuple[bool, ...], tuple[Any, ...]]:
@@ -175,7 +175,8 @@ class Watched:
 def reads_of(recording: Recording, model: nn.Module) -> Mapping[bool, tuple[tuple[Read, ReadCircumstance], ...]]:
     """For each mode, the circumstances that code read, each with a function that gives the present value."""
     return {
-        mode: tuple((each.circumstance.reader(model), each) for each in seen) for mode, seen in recording.seen.items()
+        mode: tuple((reading.circumstance.reader(model), reading) for reading in readings)
+        for mode, readings in recording.seen.items()
     }
 
 
@@ -207,10 +208,10 @@ class SampleCount:
         """The number of samples of a call with the arguments ``values``; ``None`` if no tensor has samples."""
         if self._steps is None:
             return None
-        found: Any = values
+        value: Any = values
         for step in self._steps:
-            found = getattr(found, step.key) if step.is_field else found[step.key]
-        samples: int = found.shape[self._axis]
+            value = getattr(value, step.key) if step.is_field else value[step.key]
+        samples: int = value.shape[self._axis]
         return samples
 
 

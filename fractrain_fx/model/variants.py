@@ -105,17 +105,17 @@ class Variants:
         fixed = [str(values[i].tolist()) for i in self._fixed.get(form, ())]
         kind = (form, training, *layouts, *fixed, self._watched.now(values), settings)
         key = kind, tuple(sizes)
-        found = self._chosen.get(key)
-        if found is None:
-            found = self._find(form, values, (args, kwargs), training, why, kind)
-            values = values if why is None else found.recording.call.bind(args, kwargs)
-            self._by_form[form, training, forms_of(values), settings] = found
-            if found is self._unsure:
-                return found, values
-            self._chosen[key] = found
+        variant = self._chosen.get(key)
+        if variant is None:
+            variant = self._find(form, values, (args, kwargs), training, why, kind)
+            values = values if why is None else variant.recording.call.bind(args, kwargs)
+            self._by_form[form, training, forms_of(values), settings] = variant
+            if variant is self._unsure:
+                return variant, values
+            self._chosen[key] = variant
         if quick is not None and not fixed and len(values) == len(args) and all(map(is_, values, args)):
-            self._quick[quick] = found
-        return found, values
+            self._quick[quick] = variant
+        return variant, values
 
     def train(self, mode: bool) -> None:
         """Switch the graphs and the modules that were inserted into them."""
@@ -174,7 +174,9 @@ class Variants:
         place = -1
         if form < len(self._forms):
             every = (first, *self._others)
-            fits = tuple([each.form == form and each.changed_circumstance(values, training) is None for each in every])
+            fits = tuple(
+                [variant.form == form and variant.changed_circumstance(values, training) is None for variant in every]
+            )
             place = self._place_of(form, training, forms_of(values), fits)
         if place < 0:
             raise InputError(
@@ -191,9 +193,9 @@ class Variants:
         known = self._by_form.get((form, training, tuple(forms), settings_now()))
         if known is not None:
             return list(self).index(known)
-        made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
+        tensors = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
         recording = next(variant.recording for variant in self if variant.form == form)
-        values = map_tensors(list(recording.inputs), lambda _: next(made))
+        values = map_tensors(list(recording.inputs), lambda _: next(tensors))
         for place, variant in enumerate(self):
             if fits[place] and variant.failed_condition(values, self._original, training) is None:
                 return place
@@ -205,8 +207,8 @@ class Variants:
         for variant in self:
             if variant.form != form:
                 continue
-            seen = variant.changed_circumstance(values, training)
-            condition = str(seen) if seen else variant.failed_condition(values, self._original, training)
+            changed = variant.changed_circumstance(values, training)
+            condition = str(changed) if changed else variant.failed_condition(values, self._original, training)
             if condition is None and self.closed is None:
                 unseen = self._first_calls.difference(variant, call, training, kind)
                 if unseen is not None:
@@ -215,7 +217,7 @@ class Variants:
             if condition is None:
                 return variant
             conditions.append(condition)
-            around = around or seen is not None
+            around = around or changed is not None
         if unseen and as_recorded and form_of_call(form, values) in self._recorded:
             raise decided_by_values(self._original, unseen)
         refused = self.closed or no_more_recordings(self._original, 1 + len(self._others), self._config.run)
@@ -224,12 +226,12 @@ class Variants:
             words = f"has other arguments: {why.partition(': ')[0]}" if why else f"does not meet: {conditions[0]}"
             recordings, forms = len(self._others), len(self._forms)
             try:
-                made = outside_the_compiler(self._record)(form, call, training, words)
-                if again := self._first_calls.difference(made, call, training, kind):
+                new = outside_the_compiler(self._record)(form, call, training, words)
+                if again := self._first_calls.difference(new, call, training, kind):
                     raise InputError(f"the new recording differs from the model too: {again}")
-                self._unsure = made if unseen else None
-                self._recorded.add(form_of_call(form, made.recording.inputs))
-                return made
+                self._unsure = new if unseen else None
+                self._recorded.add(form_of_call(form, new.recording.inputs))
+                return new
             except FracTrainError as error:
                 del self._others[recordings:], self._forms[forms:]
                 refused = f"It cannot be recorded again for this call: {error}" if why else refused_again(error)
@@ -250,9 +252,9 @@ class Variants:
         """Note the circumstances, and the inputs whose values, decide which recording fits."""
         if self._watched.add(recording):
             self._forget_choices()
-        found = {each.index for guards in recording.guards.values() for each in guards.values}
-        if found - self._fixed.get(form, set()):
-            self._fixed[form] = self._fixed.get(form, set()) | found
+        indices = {guard.index for guards in recording.guards.values() for guard in guards.values}
+        if indices - self._fixed.get(form, set()):
+            self._fixed[form] = self._fixed.get(form, set()) | indices
             self._forget_choices()
 
     def _record(self, form: int, call: Call, training: bool, difference: str) -> Variant:
@@ -265,8 +267,8 @@ class Variants:
             rewrite_graphs(original, recording, passes, self.first.recording)
         share_inserted(self.first.recording, recording)
         variant = self._variant(recording, form, f"dispatched_{len(self._others) + 1}")
-        if seen := variant.changed_circumstance(recording.call.bind(*call), training):
-            raise InputError(f"a recording can only be made for {seen}: make the call so")
+        if changed := variant.changed_circumstance(recording.call.bind(*call), training):
+            raise InputError(f"a recording can only be made for {changed}: make the call so")
         self._others.append(variant)
         if form == len(self._forms):
             self._forms.append(recording.call)
@@ -283,11 +285,11 @@ class Variants:
 
     def _variant(self, recording: Recording, form: int, place: str = "dispatched") -> Variant:
         places = (place, f"{place}_in_evaluation")
-        made = [
-            Running(shown, self._config, self._tuner, each, recording.leaves)
-            for shown, each in zip(recording.graphs, places, strict=False)
+        copies = [
+            Running(shown, self._config, self._tuner, path, recording.leaves)
+            for shown, path in zip(recording.graphs, places, strict=False)
         ]
         count = SampleCount(recording, self._config.run.batch_axis)
         dimensions = tuple(map(len, shapes_of(recording.inputs)))
         reads = reads_of(recording, self._original)
-        return Variant(recording, {True: made[0], False: made[-1]}, form, count, dimensions, reads)
+        return Variant(recording, {True: copies[0], False: copies[-1]}, form, count, dimensions, reads)

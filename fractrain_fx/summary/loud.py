@@ -60,8 +60,8 @@ def _float(ops: Sequence[Op], float_cost: float) -> Iterator[str]:
         total = max(sum(op.macs or 0 for op in ops), 1)
         shares = {reason: f"{100 * macs / total:.1f}" for reason, macs in reasons.items()}
         largest = sorted(reasons, key=lambda reason: -reasons[reason])[:_NAMED]
-        told = ", ".join(f"{shares[each]} % of the MACs: {each}" for each in largest if shares[each] != "0.0")
-        yield f"ops that stay float take {100 * float_cost:.0f} % of the cost ({told}); a pin gives them bits"
+        words = ", ".join(f"{shares[reason]} % of the MACs: {reason}" for reason in largest if shares[reason] != "0.0")
+        yield f"ops that stay float take {100 * float_cost:.0f} % of the cost ({words}); a pin gives them bits"
 
 
 def _uncounted(ops: Sequence[Op]) -> Iterator[str]:

@@ -46,8 +46,8 @@ def machines_table(rows: Sequence[Mapping[str, Any]], width: int = WIDE) -> Tabl
 def source_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What each machine is, and where its figures come from."""
     for row in rows:
-        told = "; ".join(f"{source['title']} ({source['figures']})" for source in row.get("sources", ()))
-        yield f"{row['name']}: {row['title']}. {told or _PAGES.get(row['name'], '')}".rstrip(". ")
+        sources = "; ".join(f"{source['title']} ({source['figures']})" for source in row.get("sources", ()))
+        yield f"{row['name']}: {row['title']}. {sources or _PAGES.get(row['name'], '')}".rstrip(". ")
 
 
 def steps_table(steps: Sequence[PlannedStep], width: int = WIDE) -> Table:
@@ -93,7 +93,7 @@ def _cells(steps: Sequence[PlannedStep]) -> tuple[str, list[tuple[str, ...]]]:
 def _row(step: PlannedStep, size: float) -> tuple[str, ...]:
     if step.float32 is None:
         return (step.precision, "-", "-", "-", "no price", "")
-    bounds = [each for each in sorted(step.bounds.items(), key=lambda each: -each[1]) if each[1] >= 0.005]
+    bounds = [pair for pair in sorted(step.bounds.items(), key=lambda pair: -pair[1]) if pair[1] >= 0.005]
     return (
         step.precision + ("" if step.native else " *"),
         plain_number(step.seconds / size),

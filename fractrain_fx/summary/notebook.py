@@ -22,13 +22,13 @@ def table(title: str, rows: Sequence[Row], notes: Sequence[str], loud: str = "")
         for i, column in enumerate(COLUMNS)
     )
     lines = "".join(_line(row, depth) for row, depth in _walk(rows, 0))
-    told = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
         '<div style="overflow-x:auto;color:inherit">'
         f"{f'<p><strong>{escape(loud)}</strong></p>' if loud else ''}"
         f'<table style="color:inherit;border-collapse:collapse;font-variant-numeric:tabular-nums">'
         f'<caption style="text-align:left;font-weight:600;color:inherit">{escape(title)}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table><ul>{told}</ul></div>"
+        f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table><ul>{items}</ul></div>"
     )
 
 

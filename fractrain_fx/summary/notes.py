@@ -42,7 +42,7 @@ def notes_of(model: FracModel) -> Iterator[str]:
         yield "each sample's gradient takes the bits that it needs: a step costs less than is said here"
     pinned = [pin.product_recipe for pin in config.pins if pin.stages[0].fw <= CODE_BITS]
     recipes = [config.product_recipe, *pinned] if config.method != "float" else []
-    for name in dict.fromkeys(name for each in recipes if each is not None for name in each.formats):
+    for name in dict.fromkeys(name for recipe in recipes if recipe is not None for name in recipe.formats):
         yield f"format {name}: scales take {SCALE_BITS[name]}, which costs leave out"
     if model.frac_config.dispatches:
         yield from _dispatched(model)
@@ -70,44 +70,46 @@ def _tied(model: FracModel) -> Iterator[str]:
 
 
 def _dispatched(model: FracModel) -> Iterator[str]:
-    kept = undispatched(model._state.recording.train)
+    reasons = undispatched(model._state.recording.train)
     skippable = sum(block.gated and block.skip is not None for block in model.blocks)
     if skippable:
-        yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
+        yield f"{skippable - len(reasons)} of {skippable} blocks with a skip path leave out the samples that skip them"
     else:
         yield "no block of this model has a skip path, so run.skipping changes nothing"
-    for name, reason in kept.items():
+    for name, reason in reasons.items():
         yield f"runs for all samples, also those that skip it: {name}: {reason}"
 
 
 def _lowered(model: FracModel) -> Iterator[str]:
-    kept = not_on_int8(model._state.recording.train, model.frac_config)
+    reasons = not_on_int8(model._state.recording.train, model.frac_config)
     quantized = len(model.kernels())
     lacking = lacks_products(next(model.parameters()).device)
     here = f", but not here: {lacking}" if lacking else ""
-    yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
-    yield from _by_reason("multiplies in float", kept)
+    yield f"{quantized - len(reasons)} of {quantized} quantized ops may multiply on int8{here}"
+    yield from _by_reason("multiplies in float", reasons)
 
 
 def _by_torchao(model: FracModel) -> Iterator[str]:
     config, weight = model.frac_config, next(model.parameters())
-    kept = not_on_torchao(model._state.recording.train, config)
+    reasons = not_on_torchao(model._state.recording.train, config)
     quantized = len(model.kernels())
-    yield f"{quantized - len(kept)} of {quantized} quantized ops may be multiplied by torchao"
+    yield f"{quantized - len(reasons)} of {quantized} quantized ops may be multiplied by torchao"
     for stage in dict.fromkeys(config.precision_stages):
-        kernels = [kernel_of(config.product_recipe, each, stage, weight.device, weight.dtype) for each in PRODUCTS]
-        words = [str(each) if isinstance(each, Kernel) else f"simulated: {each}" for each in kernels]
+        kernels = [
+            kernel_of(config.product_recipe, product, stage, weight.device, weight.dtype) for product in PRODUCTS
+        ]
+        words = [str(kernel) if isinstance(kernel, Kernel) else f"simulated: {kernel}" for kernel in kernels]
         parts = dict(zip(PRODUCTS, words, strict=True)).items() if len(set(words)) > 1 else [("all products", words[0])]
-        yield f"{stage}: " + "; ".join(f"{product.replace('_', ' ')}: {told}" for product, told in parts)
-        for kind in {each.kind for each in kernels if isinstance(each, Kernel) and each.emulated is None}:
+        yield f"{stage}: " + "; ".join(f"{product.replace('_', ' ')}: {text}" for product, text in parts)
+        for kind in {kernel.kind for kernel in kernels if isinstance(kernel, Kernel) and kernel.emulated is None}:
             if (reason := slow(kind, weight.device)) is not None:
                 yield f"{stage} saves no time here: {reason}"
-    yield from _by_reason("simulated in float", kept)
+    yield from _by_reason("simulated in float", reasons)
 
 
-def _by_reason(what: str, kept: dict[str, str]) -> Iterator[str]:
+def _by_reason(what: str, reasons: dict[str, str]) -> Iterator[str]:
     """A line for each reason, with some of its ops."""
-    for reason in dict.fromkeys(kept.values()):
-        names = [name for name, each in kept.items() if each == reason]
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name, why in reasons.items() if why == reason]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield f"{what}: {', '.join(names[:3])}{more}: {reason}"

@@ -31,7 +31,7 @@ def time_unit(seconds: Iterable[float]) -> tuple[str, float]:
 
     It is the largest in which the longest time is at least 2, and the shortest at least 0.001.
     """
-    times = [each for each in seconds if each > 0]
+    times = [time for time in seconds if time > 0]
     longest, shortest = max(times, default=0.0), min(times, default=0.0)
-    fits = (each for each in _TIMES.items() if longest >= 2 * each[1] and shortest >= 1e-3 * each[1])
+    fits = (unit for unit in _TIMES.items() if longest >= 2 * unit[1] and shortest >= 1e-3 * unit[1])
     return next(fits, ("ms", 1e-3))

@@ -87,7 +87,7 @@ def tree(
         placed.append((order[block.ops[0]], block.name, row))
     placed += [(order[op.name], op.name, _op_row(op, op.name, total, shapes)) for op in ops if op.block is None]
     top = Row("", "module", total)
-    for _, path, row in sorted(placed, key=lambda each: each[0]):
+    for _, path, row in sorted(placed, key=lambda entry: entry[0]):
         _hang(top, path, row)
     _sum_up(top)
     return _joined(top).below
@@ -138,24 +138,24 @@ def _hang(top: Row, path: str, row: Row) -> None:
     modules = path.split(".")[:-1]
     for depth in range(1, len(modules) + 1):
         name = ".".join(modules[:depth])
-        found = next((each for each in top.below if each.name == name and each.kind == "module"), None)
-        if found is None:
-            found = Row(name, "module", top.total)
-            top.below.append(found)
-        top = found
+        module = next((other for other in top.below if other.name == name and other.kind == "module"), None)
+        if module is None:
+            module = Row(name, "module", top.total)
+            top.below.append(module)
+        top = module
     top.below.append(row)
 
 
 def _sum_up(row: Row) -> None:
-    for each in row.below:
-        if each.kind == "module":
-            _sum_up(each)
-    row.macs = sum(each.macs or 0 for each in row.below)
-    row.ops = sum(each.ops for each in row.below)
+    for child in row.below:
+        if child.kind == "module":
+            _sum_up(child)
+    row.macs = sum(child.macs or 0 for child in row.below)
+    row.ops = sum(child.ops for child in row.below)
 
 
 def _joined(row: Row) -> Row:
     """The row without modules that have only one row below them."""
-    below = [_joined(each) if each.kind == "module" else each for each in row.below]
-    row.below = [each.below[0] if each.kind == "module" and len(each.below) == 1 else each for each in below]
+    below = [_joined(child) if child.kind == "module" else child for child in row.below]
+    row.below = [child.below[0] if child.kind == "module" and len(child.below) == 1 else child for child in below]
     return row

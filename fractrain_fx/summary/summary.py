@@ -93,8 +93,8 @@ class Summary:
         for block in plain["blocks"]:
             block["share"] = block["macs"] / max(self.macs, 1)
             block["gate"] = gates.get(block["name"])
-        for op, given in zip(plain["ops"], self.ops, strict=True):
-            decision = given.precision
+        for op, source in zip(plain["ops"], self.ops, strict=True):
+            decision = source.precision
             op["precision"] = {
                 "mode": decision.mode,
                 "reason": decision.reason,
@@ -203,7 +203,7 @@ def summarize(
     graph_module = model._state.recording.train
     gates = gate_sizes(graph_module, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
-    found = None if machine is None else find_machine(machine)
+    hardware = None if machine is None else find_machine(machine)
     float_cost = 0.0 if config.method == "float" else float_share(model)
     return Summary(
         model=type(model._state.original).__name__,
@@ -225,7 +225,7 @@ def summarize(
             model.ops, sum(gate.macs for gate in gates.values()), samples_in_sequence(graph_module), float_cost
         ),
         shapes=shapes_in_words(graph_module),
-        steps=() if found is None else tuple(plan_steps(model, found, batch)),
+        steps=() if hardware is None else tuple(plan_steps(model, hardware, batch)),
         show_ops=ops,
         show_shapes=shapes,
     )

@@ -52,14 +52,14 @@ def table(title: str, rows: Sequence[Row], width: int) -> Table:
     if narrow and room < max(len(guide) + len(name) for guide, name, _ in lines):
         shown = [place for place in shown if COLUMNS[place] != "skip"]
         room = _room(shown, lines, width)
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place in (0, *shown):
         heading = COLUMNS[place].replace("gate ", "gate\n")
         right = COLUMNS[place] in _NUMBERS
-        made.add_column(heading, justify="right" if right else "left", no_wrap=place < last, vertical="top")
+        grid.add_column(heading, justify="right" if right else "left", no_wrap=place < last, vertical="top")
     for guide, name, cells in lines:
-        made.add_row(_fitted(guide, name, room), *(Text(cells[place]) for place in shown))
-    return made
+        grid.add_row(_fitted(guide, name, room), *(Text(cells[place]) for place in shown))
+    return grid
 
 
 def fits(table: Table, console: Console, width: int) -> bool:

@@ -68,7 +68,7 @@ class PlateauSchedule:
         if windows is None:
             self.soonest = self._last * plateau.window  # a full window of losses for each turning point
         else:
-            latest = next(seen for seen in range(windows) if self._due(seen) == self._last)
+            latest = next(count for count in range(windows) if self._due(count) == self._last)
             self.soonest = min(latest, self._earliest(self._last))
 
     def _earliest(self, stage: int) -> int:
@@ -77,13 +77,13 @@ class PlateauSchedule:
             return 0
         return math.ceil(EARLIEST * stage / self._last * self._windows - TINY)
 
-    def _due(self, seen: int) -> int:
+    def _due(self, count: int) -> int:
         """The stage that has begun after so many losses, at the latest."""
         if self._windows is None:
             return 0
         if self._windows > self._last:
-            return min(self._last, ((seen + 1) * (self._last + 1) - 1) // self._windows)
-        return self._last if seen >= self._windows - 1 else round(seen * self._last / (self._windows - 1))
+            return min(self._last, ((count + 1) * (self._last + 1) - 1) // self._windows)
+        return self._last if count >= self._windows - 1 else round(count * self._last / (self._windows - 1))
 
     def update(self, loss: float) -> int:
         self._seen += 1

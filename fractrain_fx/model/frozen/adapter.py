@@ -35,15 +35,15 @@ def save_adapter(
             f"{type(model).__name__} has no adapters of PEFT: save_adapter writes those of a PeftModel, and "
             "save_pretrained a whole model"
         )
-    known = next((each.base_model_name_or_path for each in adapters.values() if each.base_model_name_or_path), None)
+    known = next((peft.base_model_name_or_path for peft in adapters.values() if peft.base_model_name_or_path), None)
     base = base or known
     if not base:
         raise ConfigError(
             "PEFT does not know the name of the base model, which was not loaded with from_pretrained: write "
             "save_adapter(directory, base='organisation/name')"
         )
-    for each in adapters.values():
-        each.base_model_name_or_path = base
+    for peft in adapters.values():
+        peft.base_model_name_or_path = base
     save(str(directory))
     counts = sorted(Counter(bits.values()).items())
     words = ", ".join(f"{count} {'weight' if count == 1 else 'weights'} to {width} bits" for width, count in counts)

@@ -126,12 +126,12 @@ def pack(state: ModelState, quantizers: Collection[str] | None = None) -> Packed
     chosen: dict[str, Codable] = {}
     left: dict[str, str] = {}
     for name, parameter in original.named_parameters():
-        found = codable(names[id(parameter)], readers.get(id(parameter), []), state.config)
-        if isinstance(found, str):
+        verdict = codable(names[id(parameter)], readers.get(id(parameter), []), state.config)
+        if isinstance(verdict, str):
             if not parameter.requires_grad:
-                left[name] = found
-        elif found.quantizer in quantizers if quantizers is not None else not parameter.requires_grad:
-            chosen[name] = found
+                left[name] = verdict
+        elif verdict.quantizer in quantizers if quantizers is not None else not parameter.requires_grad:
+            chosen[name] = verdict
     if not chosen:
         reasons = "; ".join(f"{count} {why}" for why, count in Counter(left.values()).most_common(3))
         raise ModelError(
@@ -145,11 +145,11 @@ def pack(state: ModelState, quantizers: Collection[str] | None = None) -> Packed
             raise ModelError(f"{name} has NaN or infinite values, which no code stands for: load a sound checkpoint")
     float32 = sum(4 * original.get_parameter(name).numel() for name in (*chosen, *left))
     left_bytes = sum(original.get_parameter(name).nbytes for name in left)
-    packed = [_pack(state, name, each, readers) for name, each in chosen.items()]
+    packed = [_pack(state, name, weight, readers) for name, weight in chosen.items()]
     _changed(state)
     state.variants.close(_CLOSED)
-    packed_bytes = sum(x.nbytes for each in packed for x in (each.codes, each.lo, each.span, each.bits))
-    return PackedWeights({each.name: each.width for each in packed}, left, packed_bytes, left_bytes, float32)
+    packed_bytes = sum(x.nbytes for weight in packed for x in (weight.codes, weight.lo, weight.span, weight.bits))
+    return PackedWeights({weight.name: weight.width for weight in packed}, left, packed_bytes, left_bytes, float32)
 
 
 def unpack(state: ModelState) -> frozenset[str]:
@@ -175,7 +175,11 @@ def unpack(state: ModelState) -> frozenset[str]:
 def require_form(state: ModelState, given: Mapping[str, object]) -> None:
     """Check that a checkpoint has codes exactly for the weights that the model has as codes."""
     ours = dict(_packed(state))
-    floats = [each.frozen.name for each in ours.values() if each.frozen is not None and each.frozen.name in given]
+    floats = [
+        quantizer.frozen.name
+        for quantizer in ours.values()
+        if quantizer.frozen is not None and quantizer.frozen.name in given
+    ]
     if floats:
         raise ModelError(
             f"the checkpoint has float values of {floats[0]}, which this model keeps as codes "
@@ -216,12 +220,12 @@ def _require_packable(state: ModelState) -> None:
             "weights: write method='fractrain', format='affine' and weight_bits=4"
         )
     if config.scheduled:
-        stages, widths = config.precision_stages, {each.fw for each in config.precision_stages}
-        now = next(int(each.fw) for each in state.recording.train.modules() if isinstance(each, StageBits))
+        stages, widths = config.precision_stages, {stage.fw for stage in config.precision_stages}
+        now = next(int(module.fw) for module in state.recording.train.modules() if isinstance(module, StageBits))
         if len(widths) > 1 or now not in widths:
-            told = f"stages {', '.join(map(str, stages))}" if len(widths) > 1 else f"FW-{now} now and {stages[0]} later"
+            text = f"stages {', '.join(map(str, stages))}" if len(widths) > 1 else f"FW-{now} now and {stages[0]} later"
             raise ConfigError(
-                f"{told} ask for several widths of weights, and codes have one: write stages of one forward width "
+                f"{text} ask for several widths of weights, and codes have one: write stages of one forward width "
                 "(FW(4,4)/BW(6,8)), or method='fractrain' or 'dfq' with weight_bits=4, where only activations and "
                 "gradients change"
             )
@@ -240,26 +244,26 @@ def _packed(state: ModelState) -> Iterator[tuple[str, WeightQuantizer]]:
             yield path, module
 
 
-def _pack(state: ModelState, name: str, found: Codable, readers: Readers) -> FrozenWeight:
+def _pack(state: ModelState, name: str, weight: Codable, readers: Readers) -> FrozenWeight:
     """Put codes in the place of one weight, whose floats are freed."""
-    owner, own = _owner(state.original, name)
-    parameter = owner._parameters[own]
-    quantizer = state.recording.train.get_submodule(found.quantizer)
+    owner, leaf = _owner(state.original, name)
+    parameter = owner._parameters[leaf]
+    quantizer = state.recording.train.get_submodule(weight.quantizer)
     assert isinstance(quantizer, WeightQuantizer) and parameter is not None
     quantizer.frozen = frozen = FrozenWeight(
-        parameter, found.bits, cast(AffineFormat, quantizer.fmt), quantizer.dim, name
+        parameter, weight.bits, cast(AffineFormat, quantizer.fmt), quantizer.dim, name
     )
     for _, node in readers[id(parameter)]:
-        node.target = f"{found.quantizer}{CODES}"
+        node.target = f"{weight.quantizer}{CODES}"
     # The name stays in the dictionary, so that parameters keep their order; code of the original reads values.
-    owner._parameters[own] = None
-    owner.__dict__[own] = frozen
+    owner._parameters[leaf] = None
+    owner.__dict__[leaf] = frozen
     return frozen
 
 
 def _owner(original: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, own = name.rpartition(".")
-    return original.get_submodule(path), own
+    path, _, leaf = name.rpartition(".")
+    return original.get_submodule(path), leaf
 
 
 def _changed(state: ModelState) -> None:

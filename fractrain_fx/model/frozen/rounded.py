@@ -39,7 +39,7 @@ def rounded_copy(original: nn.Module, graph_module: RecordedModule, exact: Colle
         rounded = [value for value in values if value is not None]
         if not rounded:
             continue
-        if len(rounded) < len(values) or not all(torch.equal(rounded[0], each) for each in rounded):
+        if len(rounded) < len(values) or not all(torch.equal(rounded[0], value) for value in rounded):
             raise ModelError(
                 f"{name} is multiplied rounded in one place, and read in float or with other bits in another, so it "
                 "has no one rounded value: take restore(), or give all of its uses one precision with a Pin"
@@ -53,8 +53,10 @@ def _values(graph_module: RecordedModule, node: Node, parameter: nn.Parameter) -
     if node.op != "get_attr":
         module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
         rounded = module.rounded(_bits(graph_module, node.args[0])) if isinstance(module, QuantizedLeaf) else {}
-        own = [value for name, value in rounded.items() if attrgetter(name)(module.leaf) is parameter] if module else []
-        yield own[0] if own else None
+        values = (
+            [value for name, value in rounded.items() if attrgetter(name)(module.leaf) is parameter] if module else []
+        )
+        yield values[0] if values else None
         return
     for user in node.users:
         role = facts(user).role
@@ -72,5 +74,5 @@ def _values(graph_module: RecordedModule, node: Node, parameter: nn.Parameter) -
 
 def _bits(graph_module: RecordedModule, node: object) -> Tensor:
     assert isinstance(node, Node)
-    found: Tensor = attrgetter(str(node.target))(graph_module)
-    return found
+    bits: Tensor = attrgetter(str(node.target))(graph_module)
+    return bits

@@ -59,16 +59,16 @@ def _front_matter(original: nn.Module, results: Mapping[str, float], name: str) 
 def _training(state: ModelState, run: SteeredRun | None, macs: int) -> str:
     config = state.config
     pins = ", ".join(f"`{pin}`" for pin in config.pins)
-    told = [
+    lines = [
         f"- Method: `{config.method}`: {_METHODS[config.method]}, by `fractrain_fx`, after "
         "[the paper](https://arxiv.org/abs/2012.13113).",
         f"- Number format: `{config.format}`." + (f" Pins: {pins}." if pins else ""),
         f"- Forward MACs of a sample: {macs:,}.",
     ]
     if run is None or not run.ledger.rows:
-        return "\n".join([*told, "- No engine trained this model yet.\n"])
+        return "\n".join([*lines, "- No engine trained this model yet.\n"])
     ledger = run.ledger
-    told += [
+    lines += [
         f"- Training: {len(ledger.rows)} epochs, {ledger.samples:,} samples.",
         f"- Cost: {100 * ledger.mean_cp:.2f} % of the bit operations of 32-bit training over the layers whose bits the "
         f"method chooses, {100 * ledger.mean_cp_total:.2f} % over all layers.",
@@ -81,7 +81,7 @@ def _training(state: ModelState, run: SteeredRun | None, macs: int) -> str:
         if after is None or after.stage != row.stage
     ]
     heads = ("stage", "level", "until epoch", "training loss at its end")
-    return "\n".join(told) + "\n" + _table("Stages", heads, stages)
+    return "\n".join(lines) + "\n" + _table("Stages", heads, stages)
 
 
 def _table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -61,8 +61,8 @@ def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, tog
 def _write_config(original: nn.Module, weights: dict[str, Tensor], directory: Path, loads: bool) -> None:
     """Write the configuration that transformers reads, or one that it refuses in a sentence."""
     if not loads:
-        told = {"architecture": type(original).__name__, "load_with": "fractrain_fx.FracModel.from_pretrained"}
-        write_text(directory / _CONFIG, json.dumps(told, indent=2) + "\n")
+        stub = {"architecture": type(original).__name__, "load_with": "fractrain_fx.FracModel.from_pretrained"}
+        write_text(directory / _CONFIG, json.dumps(stub, indent=2) + "\n")
         return
     config: Any = copy.deepcopy(original.config)
     config.architectures = [type(original).__name__]
@@ -91,9 +91,9 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, toget
     write_text(directory / _RECIPE, json.dumps(recipe, indent=2) + "\n")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _EXAMPLES)
     (directory / _INSERTED).unlink(missing_ok=True)
-    own = {key: x for key, x in weights.items() if together or not key.startswith(f"{NAMESPACE}.")}
-    inserted = {key: x for key, x in weights.items() if key not in own}
-    for tensors, name in ((own, _WEIGHTS), (inserted, _INSERTED)):
+    originals = {key: x for key, x in weights.items() if together or not key.startswith(f"{NAMESPACE}.")}
+    inserted = {key: x for key, x in weights.items() if key not in originals}
+    for tensors, name in ((originals, _WEIGHTS), (inserted, _INSERTED)):
         if tensors:
             save_model(Weights(tensors), str(directory / name), metadata={"format": "pt"})  # type: ignore[arg-type]
 
@@ -131,11 +131,11 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
         raise RunError(f"{directory} holds a {recipe['architecture']}, but model= is a {type(model).__name__}")
     call = _unpack(recipe["example_inputs"], tensors)
     config = FracConfig.from_dict(recipe["config"])
-    chain = None if passes is None else [type(each).__name__ for each in passes]
+    chain = None if passes is None else [type(pass_).__name__ for pass_ in passes]
     wrote = recipe.get("passes")
     if wrote != chain:
-        made = "the default passes" if wrote is None else f"another chain ({', '.join(wrote)})"
-        raise RunError(f"the model in {directory} was rewritten by {made}: give from_pretrained the same passes=")
+        rewriter = "the default passes" if wrote is None else f"another chain ({', '.join(wrote)})"
+        raise RunError(f"the model in {directory} was rewritten by {rewriter}: give from_pretrained the same passes=")
     return rewrite(model, record_model(model, config, call["args"], call["kwargs"]), config, passes)
 
 
@@ -162,8 +162,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         # A tensor with several names is written once; the file says under which name.
-        shared = {name: kept for name, kept in (file.metadata() or {}).items() if kept in state}
-    return state | {name: state[kept] for name, kept in shared.items()}
+        shared = {name: source for name, source in (file.metadata() or {}).items() if source in state}
+    return state | {name: state[source] for name, source in shared.items()}
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -173,9 +173,9 @@ def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.detach().cpu().clone()
         return {"tensor": name}
     if isinstance(value, dict):
-        return {"dict": {str(key): _pack(each, tensors) for key, each in value.items()}}
+        return {"dict": {str(key): _pack(item, tensors) for key, item in value.items()}}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_pack(each, tensors) for each in value]}
+        return {type(value).__name__: [_pack(item, tensors) for item in value]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise InputError(
@@ -191,6 +191,6 @@ def _unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: _unpack(each, tensors) for key, each in content.items()}
-    items = [_unpack(each, tensors) for each in content]
+        return {key: _unpack(item, tensors) for key, item in content.items()}
+    items = [_unpack(item, tensors) for item in content]
     return tuple(items) if kind == "tuple" else items

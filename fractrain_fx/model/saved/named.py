@@ -36,9 +36,9 @@ def architecture_in(folder: Path) -> nn.Module:
         import timm
 
         sizes = {} if name.get("num_classes") is None else {"num_classes": name["num_classes"]}
-        made: nn.Module = timm.create_model(name["timm"], pretrained=False, **sizes)
-        if type(made).__name__ == kind:
-            return made
+        timm_model: nn.Module = timm.create_model(name["timm"], pretrained=False, **sizes)
+        if type(timm_model).__name__ == kind:
+            return timm_model
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if "model_type" in config and kind in config.get("architectures", ()):
@@ -46,6 +46,6 @@ def architecture_in(folder: Path) -> nn.Module:
 
         if hasattr(transformers, kind):
             settings = transformers.AutoConfig.from_pretrained(folder)
-            found: nn.Module = getattr(transformers, kind)(settings)
-            return found
+            hf_model: nn.Module = getattr(transformers, kind)(settings)
+            return hf_model
     raise RunError(f"{folder} holds a {kind}, which is neither timm's nor transformers': {_WAY_OUT}")

@@ -101,8 +101,8 @@ def _groups(graph_module: GraphModule, left: list[Found]) -> dict[str, list[Foun
 def _layer(graph_module: GraphModule, op: Op) -> str:
     """The nearest module above an op that is neither the op's own layer nor a mere container."""
     path = op.module
-    own = graph_module.get_submodule(path)
-    if not any(True for _ in own.children()):
+    module = graph_module.get_submodule(path)
+    if not any(True for _ in module.children()):
         path = path.rpartition(".")[0]
     while path and isinstance(graph_module.get_submodule(path), nn.Sequential | nn.ModuleList | nn.ModuleDict):
         path = path.rpartition(".")[0]

@@ -33,15 +33,15 @@ class Codable:
 
 def readers_of(graphs: Iterable[RecordedModule]) -> Readers:
     """All readers of all parameters of rewritten graphs."""
-    found: defaultdict[int, list[Reader]] = defaultdict(list)
+    readers: defaultdict[int, list[Reader]] = defaultdict(list)
     for graph_module in graphs:
         for node in graph_module.graph.nodes:
             if node.op == "get_attr" and (place := parameter_at(graph_module, node)) is not None:
-                found[id(place.owner._parameters[place.name])].append((graph_module, node))
+                readers[id(place.owner._parameters[place.name])].append((graph_module, node))
             for module in modules_run(graph_module, node):
                 for parameter in module.parameters():
-                    found[id(parameter)].append((graph_module, node))
-    return found
+                    readers[id(parameter)].append((graph_module, node))
+    return readers
 
 
 def codable(names: list[str], readers: list[Reader], config: FracConfig) -> Codable | str:

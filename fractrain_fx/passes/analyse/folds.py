@@ -66,7 +66,7 @@ def folds_by_origin(
 
     Every other call is assumed to keep the order of the rows in a folded dimension.
     """
-    found: dict[Node, BatchAxis | None] = {}
+    axes: dict[Node, BatchAxis | None] = {}
     origins: dict[Node, Any] = {}
 
     class Follow(ValueViewer):
@@ -74,25 +74,25 @@ def folds_by_origin(
             origin = _moved(self, n, origins) if _moves(n, origins) else None
             value = super().run_node(n)
             if not _moves(n, origins):
-                origin = _kept(n, value, folded, found, size)
+                origin = _kept(n, value, folded, axes, size)
             if origin is not None:
                 origins[n] = origin
             if n in folded:
-                found[n] = _layout(origin, *folded[n], size) if isinstance(origin, Tensor) else None
+                axes[n] = _layout(origin, *folded[n], size) if isinstance(origin, Tensor) else None
             for used in self.user_to_last_uses.get(n, ()):
                 origins.pop(used, None)
             return value
 
     with torch.no_grad():
         Follow(graph_module, lambda node, value: None).run(*batch)
-    return found
+    return axes
 
 
 def _moves(node: Node, origins: Mapping[Node, Any]) -> bool:
     """Whether a node moves values of known samples to places that do not depend on the values of other tensors."""
     name = function_name(node)
     if name in ("getitem", "index_select"):
-        return node.args[0] in origins and not any(facts(each).tensors for each in node.all_input_nodes[1:])
+        return node.args[0] in origins and not any(facts(source).tensors for source in node.all_input_nodes[1:])
     return name in _MOVES and any(source in origins for source in node.all_input_nodes)
 
 
@@ -123,7 +123,7 @@ def _unowned(value: Any) -> Any:
 
 
 def _kept(
-    node: Node, value: Any, folded: Mapping[Node, Fold], found: Mapping[Node, BatchAxis | None], size: int
+    node: Node, value: Any, folded: Mapping[Node, Fold], axes: Mapping[Node, BatchAxis | None], size: int
 ) -> Tensor | None:
     """Sample numbers of a tensor whose rows are in the same order as in the tensors that it was computed from."""
     if not isinstance(value, Tensor):
@@ -131,7 +131,7 @@ def _kept(
     batch = facts(node).batch
     if node in folded:
         axis, factor = folded[node]
-        sources = {found.get(source) for source in node.all_input_nodes if folded.get(source) == (axis, factor)}
+        sources = {axes.get(source) for source in node.all_input_nodes if folded.get(source) == (axis, factor)}
         batch = sources.pop() if len(sources) == 1 else None
     if batch is None:
         return None

@@ -86,7 +86,7 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node]) -> Op | None:
 
 def _layout(node: Node) -> str | None:
     """``nested`` or ``sparse`` if an operand is, so that its numbers are not rounded."""
-    return next((layout for each in node.all_input_nodes if (layout := facts(each).layout)), None)
+    return next((layout for source in node.all_input_nodes if (layout := facts(source).layout)), None)
 
 
 def _whole(graph_module: GraphModule, node: Node) -> Op | None:
@@ -105,11 +105,11 @@ def _whole(graph_module: GraphModule, node: Node) -> Op | None:
     path = "" if isinstance(owner, Method) else module_path(node)
     label = path if owner is not None and not name else f"{path}.{name or kind}".lstrip(".")
     op = Op(label, kind, path, None)
-    read = [facts(each) for each in node.all_input_nodes if facts(each).shape is not None]
+    read = [facts(source) for source in node.all_input_nodes if facts(source).shape is not None]
     if counted is not None:
         op.macs = counted[1] // (facts(node).samples or 1)
         op.input_gradient = read[0].requires_grad
-        op.weight_gradient = any(each.requires_grad for each in read[1:])
+        op.weight_gradient = any(record.requires_grad for record in read[1:])
         facts(node).gradients_by = read[0].trained_by, _either(read[1:])
     elif isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read:
         op.macs = recurrent_macs(owner, read[0].shape or ()) // (read[0].samples or 1)
@@ -121,8 +121,8 @@ def _whole(graph_module: GraphModule, node: Node) -> Op | None:
 
 def _either(read: Sequence[Facts]) -> int:
     mask = 0
-    for each in read:
-        mask |= each.trained_by
+    for record in read:
+        mask |= record.trained_by
     return mask
 
 
@@ -141,14 +141,14 @@ def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> s
 
 def _parameter(node: Node) -> str | None:
     """The parameter that a weight-like value is computed from: the first with at least two dimensions."""
-    seen, queue = {node}, [node]
+    visited, queue = {node}, [node]
     while queue:
-        each = queue.pop(0)
-        value = _attribute(each)
+        current = queue.pop(0)
+        value = _attribute(current)
         if isinstance(value, nn.Parameter) and value.ndim >= 2:
-            return str(each.target)
-        fresh = [source for source in each.all_input_nodes if source not in seen]
-        seen.update(fresh)
+            return str(current.target)
+        fresh = [source for source in current.all_input_nodes if source not in visited]
+        visited.update(fresh)
         queue.extend(fresh)
     return None
 
@@ -164,15 +164,15 @@ def _reached_by_gradient(graph: Graph) -> set[Node]:
 
     A node that writes into memory which others read counts as reached. The graph needs the annotations of ``Shapes``.
     """
-    found: set[Node] = set()
+    reached: set[Node] = set()
     later: set[Node] = set()
     for node in reversed(graph.nodes):
         writes = any(_is_read_elsewhere(operand, later) for operand in written(node))
-        read = any(user in found for user in node.users)
+        read = any(user in reached for user in node.users)
         if node.op == "output" or writes or (read and _passes(node)):
-            found.add(node)
+            reached.add(node)
         later.add(node)
-    return found
+    return reached
 
 
 def _is_read_elsewhere(operand: Node, later: set[Node]) -> bool:

@@ -61,7 +61,7 @@ def name_ops(graph_module: GraphModule, found: Sequence[tuple[Node, Op]]) -> Non
 
     An op that these graphs lack gets another name than theirs, and so modules of its own.
     """
-    known: list[dict[str, _Signs]] = [each.meta.get(_NAMED, {}) for each in graph_module.meta.get(KNOWN, [])]
+    known: list[dict[str, _Signs]] = [graph.meta.get(_NAMED, {}) for graph in graph_module.meta.get(KNOWN, [])]
     lineages = _Lineages(graph_module)
     signs = [lineages.signs(node, op) for node, op in found]
     names = _known_names(signs, known, by_form=TRAINED in graph_module.meta)
@@ -69,7 +69,7 @@ def name_ops(graph_module: GraphModule, found: Sequence[tuple[Node, Op]]) -> Non
     for number, (_, op) in enumerate(found):
         op.name = names[number] if number in names else unique(op.name, taken)
         taken.add(op.name)
-    graph_module.meta[_NAMED] = {op.name: each for (_, op), each in zip(found, signs, strict=True)}
+    graph_module.meta[_NAMED] = {op.name: sign for (_, op), sign in zip(found, signs, strict=True)}
 
 
 def _known_names(ops: Sequence[_Signs], known: Sequence[Mapping[str, _Signs]], *, by_form: bool) -> dict[int, str]:
@@ -84,9 +84,9 @@ def _known_names(ops: Sequence[_Signs], known: Sequence[Mapping[str, _Signs]], *
         for number, op in enumerate(ops):
             if number not in names:
                 ours[op.base, sign(op), by_form and op.form].append(number)
-        given = set(names.values())
+        used = set(names.values())
         for name, op in graph.items():
-            if name not in given:
+            if name not in used:
                 theirs[op.base, sign(op), by_form and known[0].get(name, op).form].append(name)
         for key, numbers in ours.items():
             if not as_many or len(numbers) == len(theirs[key]):
@@ -123,9 +123,9 @@ class _Lineages:
             node = node.args[0]
         target = str(node.target)
         name = called if node.op == "call_function" else "" if target.startswith(f"{NAMESPACE}.constants.") else target
-        given: list[Any] = []
-        map_aggregate((node.args, node.kwargs), given.append)
-        numbers = (of(each) if isinstance(each, Node) else repr(each) for each in given if not isinstance(each, bool))
+        args: list[Any] = []
+        map_aggregate((node.args, node.kwargs), args.append)
+        numbers = (of(arg) if isinstance(arg, Node) else repr(arg) for arg in args if not isinstance(arg, bool))
         return hash((node.op, name, *numbers))
 
     def _called(self, node: Node) -> str:

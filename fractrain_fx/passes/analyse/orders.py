@@ -83,8 +83,8 @@ def _moved_by(node: Node, counted: set[Node]) -> Any:
 
 def _index_along(index: Any, axis: int, ndim: int) -> Any:
     """What a subscript says of one dimension; ``None`` if it takes all of it."""
-    dims = [each for each in (index if isinstance(index, tuple) else (index,)) if each is not None]
-    if any(each is Ellipsis for each in dims):
-        place = next(place for place, each in enumerate(dims) if each is Ellipsis)
+    dims = [item for item in (index if isinstance(index, tuple) else (index,)) if item is not None]
+    if any(item is Ellipsis for item in dims):
+        place = next(place for place, item in enumerate(dims) if item is Ellipsis)
         dims[place : place + 1] = [None] * (ndim - len(dims) + 1)
     return dims[axis] if axis < len(dims) else None

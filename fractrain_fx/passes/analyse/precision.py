@@ -154,13 +154,13 @@ class DecidePrecision(PassBase):
         lacks = arithmetic_of(node) if self.config.rounds_anew(name) else None
         no_form = f"format {name!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
         if pin is not None:
-            given = pin.number_format, pin.product_recipe
+            format_and_recipe = pin.number_format, pin.product_recipe
             if no_form is not None:
-                return Decision("float", no_form, None, *given)
+                return Decision("float", no_form, None, *format_and_recipe)
             reason = f"rule {pin.pattern!r}" + (f", {pin.named}" if pin.named else "")
             if isinstance(pin.precision, Precision):
-                return Decision("pinned", reason, pin.precision, *given)
-            return Decision("scheduled", reason, None, *given, stages=pin.stages)
+                return Decision("pinned", reason, pin.precision, *format_and_recipe)
+            return Decision("scheduled", reason, None, *format_and_recipe, stages=pin.stages)
         reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}
         for label in labels:
             if label in reasons:
@@ -194,12 +194,12 @@ def _name_as_before(graph_module: GraphModule) -> None:
     before = blocks_of(known[0].graph)
     same = {block.ops: block.name for block in before}
     sharing = {name: block.name for block in before for name in block.ops} if TRAINED not in graph_module.meta else {}
-    taken, given = set(same.values()), set[str]()
+    taken, used = set(same.values()), set[str]()
     for block in blocks:
         names = (same.get(block.ops), *(sharing.get(name) for name in block.ops))
-        block.name = next((name for name in names if name and name not in given), None) or unique(block.name, taken)
+        block.name = next((name for name in names if name and name not in used), None) or unique(block.name, taken)
         taken.add(block.name)
-        given.add(block.name)
+        used.add(block.name)
         for name in block.ops:
             ops[name].block = block.name
 
@@ -253,7 +253,7 @@ def _labels(graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> dict[str, 
     for node, op in ops:
         family = contraction(node)
         first, second = (operand(node, place) for place in family.operands) if family else (None, None)
-        found = [
+        op_labels = [
             label
             for label, holds in (
                 ("first", (first in untouched or second in untouched) and not {first, second} & product),
@@ -263,7 +263,7 @@ def _labels(graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> dict[str, 
             )
             if holds
         ]
-        labels[op.name] = tuple(found)
+        labels[op.name] = tuple(op_labels)
     return labels
 
 

@@ -46,7 +46,7 @@ def product_of(node: Node, family: Contraction, macs: int, shared: bool) -> Prod
 
 def _square_convolution(node: Node, a: Shape, b: Shape, out: Shape) -> Product | None:
     stride, dilation = (operand(node, place) for place in ((3, "stride"), (5, "dilation")))
-    strides, dilations = (_sides(given, len(b) - 2) for given in (stride, dilation))
+    strides, dilations = (_sides(setting, len(b) - 2) for setting in (stride, dilation))
     square = len(b) == 4 and all(len(set(sides)) == 1 for sides in (a[2:], b[2:], out[2:], strides, dilations))
     if not square or dilations[0] != 1:
         return None
@@ -54,11 +54,11 @@ def _square_convolution(node: Node, a: Shape, b: Shape, out: Shape) -> Product |
     return Product(b[2], out[2], a[2], strides[0], b[1], b[0] // groups, repeats=groups)
 
 
-def _sides(given: object, count: int) -> tuple[int, ...]:
+def _sides(setting: object, count: int) -> tuple[int, ...]:
     """A setting of a convolution for each of its dimensions."""
-    if isinstance(given, tuple | list):
-        return tuple(given) * (count if len(given) == 1 else 1)
-    return (given if isinstance(given, int) else 1,) * count
+    if isinstance(setting, tuple | list):
+        return tuple(setting) * (count if len(setting) == 1 else 1)
+    return (setting if isinstance(setting, int) else 1,) * count
 
 
 def _matrices(family: Contraction, a: Shape, b: Shape, out: Shape, shared: bool) -> _Matrices | None:

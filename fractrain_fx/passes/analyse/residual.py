@@ -44,8 +44,8 @@ class Residual:
 def residuals(graph_module: GraphModule) -> list[Residual]:
     """All residual blocks in order of their exit. No two overlap."""
     flow = _Flow(graph_module)
-    found = [block for node in flow.order if (block := flow.residual(node)) is not None]
-    return _disjoint(found)
+    blocks = [block for node in flow.order if (block := flow.residual(node)) is not None]
+    return _disjoint(blocks)
 
 
 class _Flow:
@@ -99,8 +99,8 @@ class _Flow:
         if function_name(add) not in ADDS or facts(add).batch is None:
             return None
         pair = [operand(add, (0, "input")), operand(add, (1, "other"))]
-        shared = [each for each in pair if isinstance(each, Node) and each not in self._position and facts(each).flows]
-        branch = [each for each in pair if isinstance(each, Node) and each in self._position]
+        shared = [term for term in pair if isinstance(term, Node) and term not in self._position and facts(term).flows]
+        branch = [term for term in pair if isinstance(term, Node) and term in self._position]
         if len(shared) != 1 or len(branch) != 1 or facts(shared[0]).shape != facts(add).shape:
             return None
         met = self._first_met(shared[0]) - {add}
@@ -121,14 +121,14 @@ class _Flow:
         if function_name(add) not in ADDS or facts(add).batch is None:
             return None
         pair = [operand(add, (0, "input")), operand(add, (1, "other"))]
-        if not all(isinstance(each, Node) and each in self._position for each in pair):
+        if not all(isinstance(term, Node) and term in self._position for term in pair):
             return None
-        if pair[0] is pair[1] or not all(self._spreads(each, add) for each in pair):
+        if pair[0] is pair[1] or not all(self._spreads(term, add) for term in pair):
             return None
         terms: list[tuple[Node, Node]] = []
-        for each in pair:
-            inner = self._terms(each) if self._only_feeds(each, add) else None
-            terms += inner or [(each, add)]
+        for term in pair:
+            inner = self._terms(term) if self._only_feeds(term, add) else None
+            terms += inner or [(term, add)]
         return terms
 
     def _spreads(self, node: Node, add: Node) -> bool:
@@ -210,17 +210,17 @@ class _Flow:
         return sum(op.macs or 0 for node in region if (op := facts(node).op) is not None)
 
 
-def _disjoint(found: list[Residual]) -> list[Residual]:
+def _disjoint(blocks: list[Residual]) -> list[Residual]:
     """Settle overlaps: an outer block replaces inner blocks of the same module; otherwise the inner block stays.
 
     A block with a part that is needed elsewhere never takes the place of one without.
     """
-    kept: list[Residual] = []
-    for block in sorted(found, key=lambda each: (not each.whole, len(each.region))):
-        rivals = [other for other in kept if other.region & block.region]
+    chosen: list[Residual] = []
+    for block in sorted(blocks, key=lambda residual: (not residual.whole, len(residual.region))):
+        rivals = [other for other in chosen if other.region & block.region]
         if not rivals:
-            kept.append(block)
+            chosen.append(block)
         elif block.whole and all(other.region < block.region and other.path == block.path for other in rivals):
-            kept = [other for other in kept if other not in rivals] + [block]
-    order = {id(block): index for index, block in enumerate(found)}
-    return sorted(kept, key=lambda each: order[id(each)])
+            chosen = [other for other in chosen if other not in rivals] + [block]
+    order = {id(block): index for index, block in enumerate(blocks)}
+    return sorted(chosen, key=lambda residual: order[id(residual)])

@@ -88,7 +88,7 @@ class _Trial(Interpreter):
     def _alone(self, part: Part, together: Tensor) -> str | None:
         """The reason a branch gives a sample alone something else than in the batch; ``None`` if it does not."""
         last = torch.tensor([self._size - 1], device=together.device)
-        given = [
+        inputs = [
             rows_of(self.env[node], kind, last, self._size)
             if isinstance(kind, BatchAxis)
             else share_of(self.env[node], 1, self._size)
@@ -97,7 +97,7 @@ class _Trial(Interpreter):
             for node, kind in zip(part.inputs, part.given, strict=True)
         ]
         try:
-            alone = Interpreter(part.module(self._recorded)).run(*given)
+            alone = Interpreter(part.module(self._recorded)).run(*inputs)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             return f"it does not run for a part of the samples ({str(error).splitlines()[0]})"
         expected = rows_of(together, part.axis, last, self._size)

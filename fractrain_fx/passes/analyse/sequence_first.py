@@ -45,9 +45,9 @@ def _inputs(graph_module: GraphModule, path: str) -> Iterator[Node]:
     """The activations from outside that a module's own nodes, or the node of its call, read."""
     for node in graph_module.graph.nodes:
         if path == node.target or path in node.meta.get("nn_module_stack", ()):
-            for each in node.all_input_nodes:
-                if each.target != path and path not in each.meta.get("nn_module_stack", ()):
-                    yield each
+            for source in node.all_input_nodes:
+                if source.target != path and path not in source.meta.get("nn_module_stack", ()):
+                    yield source
 
 
 def _samples_first(node: Node) -> bool:

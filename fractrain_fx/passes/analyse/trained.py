@@ -28,10 +28,10 @@ def places_of(graph_module: GraphModule) -> list[Place]:
     """The places of an analysed graph's parameters, in the order of their bits."""
     places: list[Place] = []
     for name in graph_module.meta.get(_NAMES, ()):
-        owner, _, own = name.rpartition(".")
+        owner, _, leaf = name.rpartition(".")
         parameters = graph_module.get_submodule(owner)._parameters
         # A TorchScript module has no dictionary, and keeps its parameters when it is moved.
-        places.append((parameters if isinstance(parameters, dict) else dict(parameters.items()), own))
+        places.append((parameters if isinstance(parameters, dict) else dict(parameters.items()), leaf))
     return places
 
 

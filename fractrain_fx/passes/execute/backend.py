@@ -57,14 +57,14 @@ class ChooseBackend(PassBase):
         require_fused(graph_module)
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        found = fused_ops(graph_module)
+        modules = fused_ops(graph_module)
         apart = not_on_int8(graph_module, self._config)
-        for name, fused in found.items():
+        for name, fused in modules.items():
             coded = self._config.may_use_codes and name not in apart
             fused.backends = self._backends(name, fused.plan, coded)
         if self._config.run.torchao:
-            self._give_to_torchao(graph_module, found)
-        return PassResult(graph_module, bool(found))
+            self._give_to_torchao(graph_module, modules)
+        return PassResult(graph_module, bool(modules))
 
     def _backends(self, name: str, plan: Plan, coded: bool) -> tuple[Backend, ...]:
         in_float: tuple[Backend, ...] = (CUDA, PLAIN) if plan.has_kernels("cuda") else (PLAIN,)
@@ -74,10 +74,10 @@ class ChooseBackend(PassBase):
         assert not isinstance(layout, str)
         return CodedProducts(name, layout, self._tuner), *in_float
 
-    def _give_to_torchao(self, graph_module: GraphModule, found: dict[str, FusedOp]) -> None:
+    def _give_to_torchao(self, graph_module: GraphModule, modules: dict[str, FusedOp]) -> None:
         apart = not_on_torchao(graph_module, self._config)
-        taken = [name for name in found if name not in apart]
-        if found and not taken:
+        taken = [name for name in modules if name not in apart]
+        if modules and not taken:
             raise ModelError(
                 "run.torchao=True would change nothing: no quantized op of this model is a linear layer that "
                 "torchao can compute (plan(model, ...) gives each reason); leave it out"
@@ -85,12 +85,12 @@ class ChooseBackend(PassBase):
         backend = torchao_backend()
         ops = {op.name: op for _, op in ops_of(graph_module.graph)}
         for name in taken:
-            fused, decision = found[name], ops[name].precision
+            fused, decision = modules[name], ops[name].precision
             pinned = decision.precision
             stage = graph_module.get_submodule(f"{NAMESPACE}.stage") if pinned is None else pinned
             assert isinstance(stage, StageBits | Precision)
-            own = dict(zip(self._config.precision_stages, decision.stages or (), strict=False))
-            fused.knows(OwnBits(stage, own) if own and isinstance(stage, StageBits) else stage)
+            by_stage = dict(zip(self._config.precision_stages, decision.stages or (), strict=False))
+            fused.knows(OwnBits(stage, by_stage) if by_stage and isinstance(stage, StageBits) else stage)
             fused.backends = (backend, *fused.backends)
 
 

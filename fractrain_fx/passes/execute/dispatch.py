@@ -49,10 +49,10 @@ class Dispatch(PassBase):
         return PassResult(graph_module, bool(paths))
 
     def _write(self, graph_module: RecordedModule, block: Block, part: Part, choice: Node, path: str) -> None:
-        made = DispatchedBlock(part.module(graph_module), part.given, part.axis, part.adding, self._threshold)
-        made.train(graph_module.training)
+        dispatched = DispatchedBlock(part.module(graph_module), part.given, part.axis, part.adding, self._threshold)
+        dispatched.train(graph_module.training)
         # Replaces the block of an earlier copy of this graph.
-        graph_module.add_submodule(f"{NAMESPACE}.{path}", made)
+        graph_module.add_submodule(f"{NAMESPACE}.{path}", dispatched)
         graph = graph_module.graph
         with graph.inserting_before(part.add):
             like = part.end if part.adding == "elsewhere" else part.add
@@ -68,9 +68,9 @@ class Dispatch(PassBase):
 def undispatched(graph_module: GraphModule) -> dict[str, str]:
     """By name, the blocks whose branches run for all samples even if some skip, with the reason."""
     recorded = cast("RecordedModule", graph_module)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for end, block in ends_of(recorded.graph).items():
         part = block.inseparable_because or part_of(recorded, block, end)
         if isinstance(part, str):
-            found.setdefault(block.name, part)
-    return found
+            reasons.setdefault(block.name, part)
+    return reasons

@@ -77,13 +77,13 @@ def unfused(graph_module: GraphModule) -> dict[str, str]:
 
 def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
     """By name, the fused ops of a graph and of the branches that were taken out of it."""
-    found: dict[str, FusedOp] = {}
+    fused: dict[str, FusedOp] = {}
     for graph in graphs_of(graph_module):
         for node, op in ops_of(graph.graph):
             module = owner_module(graph, node)
             if isinstance(module, FusedOp):
-                found[op.name] = module
-    return found
+                fused[op.name] = module
+    return fused
 
 
 def require_fused(graph_module: GraphModule) -> None:
@@ -163,15 +163,15 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared) -> Node:
     group, arithmetic, op = _group(node), arithmetic_of(node), facts(node).op
     assert group is not None and op is not None and not isinstance(arithmetic, str)
     factors, gradient = group
-    quantizers: list[Any] = [owner_module(graph_module, each) for each in (*factors, gradient)]
-    ends = [shared.range(each, op.name) if facts(each).role == "input" else None for each in factors]
+    quantizers: list[Any] = [owner_module(graph_module, quantizer) for quantizer in (*factors, gradient)]
+    ends = [shared.range(factor, op.name) if facts(factor).role == "input" else None for factor in factors]
     path = f"fused.{str(gradient.target).split('.')[-2]}"
     bound = arithmetic.bind(node.args, node.kwargs)
     kind = GroupedOp if isinstance(arithmetic, GroupedMatMul) else FusedOp
     insert_module(graph_module, path, lambda: kind(arithmetic, bound.static, *quantizers))
-    given = [each.args[1] for each in (*factors, gradient)]
-    choice = next((each for each in given if isinstance(each, Node) and facts(each).role == "choice"), None)
-    controls = tuple(shared.picked(each) if choice is not None and each is choice else each for each in given)
+    bits = [quantizer.args[1] for quantizer in (*factors, gradient)]
+    choice = next((x for x in bits if isinstance(x, Node) and facts(x).role == "choice"), None)
+    controls = tuple(shared.picked(x) if choice is not None and x is choice else x for x in bits)
     rounds = [controls, choice, tuple(ends), gradient.args[2]]
     tensors = {"a": bound.a.args[0], "b": bound.b.args[0], "added": bound.added}
     with graph.inserting_before(node):

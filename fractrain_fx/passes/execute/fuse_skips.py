@@ -31,8 +31,8 @@ class FuseSkips(PassBase):
                 raise PassError(f"the skip {node.name!r} reads {len(node.args)} values, not a branch and a choice")
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        found = [node for node in graph_module.graph.nodes if _norm_of(graph_module, node) is not None]
-        for skip in found:
+        skips = [node for node in graph_module.graph.nodes if _norm_of(graph_module, node) is not None]
+        for skip in skips:
             norm, choice = skip.args
             assert isinstance(norm, Node)
             module = graph_module.get_submodule(str(skip.target))
@@ -55,7 +55,7 @@ class FuseSkips(PassBase):
             graph_module.graph.erase_node(norm)
         graph_module.graph.lint()
         graph_module.recompile()
-        return PassResult(graph_module, bool(found))
+        return PassResult(graph_module, bool(skips))
 
 
 def _norm_of(graph_module: GraphModule, skip: Node) -> Node | None:

@@ -40,14 +40,14 @@ def left_out(graph_module: GraphModule, reason: Reason) -> dict[str, str]:
     """By name, the quantized ops that are not a fused activation times a weight, or that ``reason`` rejects."""
     moving = varying(graph_module.graph)
     apart = unfused(graph_module)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node, op in ops_of(graph_module.graph):
         if op.precision.rounds:
             product = apart.get(op.name) or _product(graph_module, node, op, moving)
             why = product if isinstance(product, str) else reason(product)
             if why is not None:
-                found[op.name] = why
-    return found
+                reasons[op.name] = why
+    return reasons
 
 
 def _product(graph_module: GraphModule, node: Node, op: Op, moving: set[Node]) -> WeightProduct | str:

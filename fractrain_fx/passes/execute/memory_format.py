@@ -64,7 +64,7 @@ _LAYERS = frozenset(
     }
 )
 _TORCH = frozenset(
-    each.__name__ for each in (activation, batchnorm, instancenorm, normalization, padding, pooling, upsampling)
+    module.__name__ for module in (activation, batchnorm, instancenorm, normalization, padding, pooling, upsampling)
 )
 # These draw numbers in the order of memory, or view their input as other shapes.
 _ORDERED = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
@@ -87,14 +87,14 @@ class ChannelsLast(PassBase):
         require_fused(graph_module)
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        found = {node: fused for node in graph_module.graph.nodes if (fused := _image_convolution(graph_module, node))}
-        starts, readers = _readers(graph_module, set(found))
+        convs = {node: fused for node in graph_module.graph.nodes if (fused := _image_convolution(graph_module, node))}
+        starts, readers = _readers(graph_module, set(convs))
         refused = readers is None or any(
-            fused.plan.channels_last is False or _has_own_order(graph_module, node) for node, fused in found.items()
+            fused.plan.channels_last is False or _has_own_order(graph_module, node) for node, fused in convs.items()
         )
-        for fused in found.values():
+        for fused in convs.values():
             fused.plan = replace(fused.plan, channels_last=not refused)
-        if not found or readers is None or refused:
+        if not convs or readers is None or refused:
             return PassResult(graph_module, False)
         for convolution, image in starts.items():
             _insert(convolution, image, "call_function", with_channels_last)
@@ -109,9 +109,9 @@ class ChannelsLast(PassBase):
 def _insert(reader: Node, source: Node, op: str, target: Callable[[Tensor], Tensor] | str) -> None:
     """Let a node read the result of a call on one of its operands instead of the operand."""
     with reader.graph.inserting_before(reader):
-        made = reader.graph.create_node(op, target, (source,))
-    made.meta["frac"] = replace(facts(source), op=None, blocks=(), role=None, owner=None)
-    reader.replace_input_with(source, made)
+        converted = reader.graph.create_node(op, target, (source,))
+    converted.meta["frac"] = replace(facts(source), op=None, blocks=(), role=None, owner=None)
+    reader.replace_input_with(source, converted)
 
 
 def _image_convolution(graph_module: GraphModule, node: Node) -> FusedOp | None:
@@ -152,7 +152,7 @@ def _readers(graph_module: GraphModule, fused: set[Node]) -> tuple[dict[Node, No
     """
     loose: set[Node] = set()
     starts: dict[Node, Node] = {}
-    found: dict[Node, list[Node]] = {}
+    readers: dict[Node, list[Node]] = {}
     for node in graph_module.graph.nodes:
         sources = [source for source in node.all_input_nodes if source in loose]
         reading = "any" if node in fused else _reading(graph_module, node)
@@ -165,10 +165,10 @@ def _readers(graph_module: GraphModule, fused: set[Node]) -> tuple[dict[Node, No
             several = any(facts(source).shape is None for source in sources)  # several tensors in one value
             if several or written(node):
                 return starts, None
-            found[node] = sources
+            readers[node] = sources
         if sources and reading != "any" and _is_written(node, sources):
             return starts, None
-    return starts, found
+    return starts, readers
 
 
 def _reading(graph_module: GraphModule, node: Node) -> Reading:

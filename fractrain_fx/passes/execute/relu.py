@@ -27,9 +27,9 @@ class ReplaceReLUs(PassBase):
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        found = [node for node in graph_module.graph.nodes if _is_relu(node, graph_module)]
+        relus = [node for node in graph_module.graph.nodes if _is_relu(node, graph_module)]
         children = cast(dict[str, nn.Module], graph_module._modules)
-        for node in found:
+        for node in relus:
             if node.op == "call_module":
                 path = str(node.target)
                 name = f"fused.{identifier(path)}_relu"
@@ -39,7 +39,7 @@ class ReplaceReLUs(PassBase):
                 node.target = relu
         graph_module.graph.lint()
         graph_module.recompile()
-        return PassResult(graph_module, bool(found))
+        return PassResult(graph_module, bool(relus))
 
 
 def _is_relu(node: Node, graph_module: GraphModule) -> bool:

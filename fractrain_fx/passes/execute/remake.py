@@ -31,7 +31,7 @@ class RemakeOperands(PassBase):
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        changed = [_connect(each) for each in graphs_of(graph_module)]
+        changed = [_connect(graph) for graph in graphs_of(graph_module)]
         return PassResult(graph_module, any(changed))
 
 
@@ -78,13 +78,13 @@ def _probabilities(graph_module: GraphModule, node: Node, fused: FusedOp) -> Nod
 
     It can if only the op keeps them, and the product of queries and keys is a fused op that keeps both.
     """
-    found = node.kwargs["a"]
-    if not isinstance(found, Node) or found.target is not attention_probabilities:
+    probabilities = node.kwargs["a"]
+    if not isinstance(probabilities, Node) or probabilities.target is not attention_probabilities:
         return None
-    scores = owner_module(graph_module, found.args[0])  # type: ignore[arg-type]
-    readers = {user for user in found.users if facts(user).role != "range"}
+    scores = owner_module(graph_module, probabilities.args[0])  # type: ignore[arg-type]
+    readers = {user for user in probabilities.users if facts(user).role != "range"}
     plain = isinstance(scores, FusedOp) and not (scores.plan.first.weight or scores.plan.second.weight)
-    return found if plain and readers == {node} else None
+    return probabilities if plain and readers == {node} else None
 
 
 def _replaced(graph_module: GraphModule, node: Node) -> Probabilities:
@@ -94,8 +94,8 @@ def _replaced(graph_module: GraphModule, node: Node) -> Probabilities:
     op = owner_module(graph_module, scores)
     assert isinstance(op, FusedOp)
     path = f"{str(scores.target).removeprefix(f'{NAMESPACE}.')}_probabilities"
-    made = insert_module(graph_module, path, lambda: Probabilities(op))
+    module = insert_module(graph_module, path, lambda: Probabilities(op))
     factors = (*scores.args, *(scores.kwargs[name] for name in ("a", "b", "added")))
     node.op, node.target = "call_module", f"{NAMESPACE}.{path}"
     node.args, node.kwargs = (*node.args, dict(node.kwargs), factors), {}
-    return made
+    return module

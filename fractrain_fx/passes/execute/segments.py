@@ -72,7 +72,7 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
     """
     nodes = list(graph_module.graph.nodes)
     free = _Free(nodes)
-    places = sorted({place for each in _wished(nodes) if (place := free.from_(each)) is not None})
+    places = sorted({place for wish in _wished(nodes) if (place := free.from_(wish)) is not None})
     last = max((place for place, node in enumerate(nodes) if facts(node).op is not None), default=0)
     ends = [0, *(place for place in places if place <= last), len(nodes)]  # the cost alone is no segment
     parts = [nodes[a:b] for a, b in itertools.pairwise(ends)]
@@ -85,8 +85,8 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
 @contextlib.contextmanager
 def _operands_of_others_kept(home: Mapping[Node, int]) -> Iterator[None]:
     """While the context is open, ops know no maker of an operand that lies in another segment."""
-    makers = {node: cast(Made, made) for node in home if (made := node.kwargs.get("made")) is not None}
-    apart = {node: node.kwargs for node, made in makers.items() if home[cast(Node, made.value)] != home[node]}
+    makers = {node: cast(Made, maker) for node in home if (maker := node.kwargs.get("made")) is not None}
+    apart = {node: node.kwargs for node, maker in makers.items() if home[cast(Node, maker.value)] != home[node]}
     for node, kwargs in apart.items():
         node.kwargs = {**kwargs, "made": None}
     try:
@@ -176,7 +176,7 @@ class _Free:
 
     def from_(self, place: int) -> int | None:
         """The first place from here on where the graph may be cut."""
-        return next((each for each in self._places if each >= place), None)
+        return next((candidate for candidate in self._places if candidate >= place), None)
 
 
 def _changed(node: Node) -> set[Node]:
@@ -205,8 +205,8 @@ def _repeated(runs: Sequence[tuple[int, Node]]) -> set[int]:
     for number, (_, node) in enumerate(runs):
         for path, kind in _modules_around(node):
             ends[kind][path] = number + 1
-    several = [sorted(set(found.values())) for found in ends.values() if len(found) > 1]
-    best = min(several, key=lambda found: _length(found, len(runs)), default=[])
+    several = [sorted(set(instances.values())) for instances in ends.values() if len(instances) > 1]
+    best = min(several, key=lambda stops: _length(stops, len(runs)), default=[])
     return {runs[number][0] for number in best if number < len(runs)}
 
 

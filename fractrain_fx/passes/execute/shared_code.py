@@ -74,11 +74,11 @@ def _settings(module: nn.Module) -> Iterator[Any]:
 
     An object that prints its address is like no other, so whatever holds one shares no function.
     """
-    for each in module.modules():
-        yield type(each)
-        yield each.extra_repr()
-        yield tuple((name, repr(value)) for name, value in sorted(vars(each).items()) if not name.startswith("_"))
-        yield tuple((name, _shape(x)) for name, x in itertools.chain(each._parameters.items(), each._buffers.items()))
+    for part in module.modules():
+        yield type(part)
+        yield part.extra_repr()
+        yield tuple((name, repr(value)) for name, value in sorted(vars(part).items()) if not name.startswith("_"))
+        yield tuple((name, _shape(x)) for name, x in itertools.chain(part._parameters.items(), part._buffers.items()))
 
 
 def _shape(x: Any) -> Any:
@@ -90,6 +90,6 @@ def _function(code: Any, number: int) -> FunctionType:
     compiled = compile(code.src, f"<segment {number}>", "exec")
     assert isinstance(compiled, CodeType)
     exec(compiled, scope)
-    found = scope["forward"]
-    assert isinstance(found, FunctionType)
-    return found
+    function = scope["forward"]
+    assert isinstance(function, FunctionType)
+    return function

@@ -51,11 +51,11 @@ def written(node: Node) -> list[Node]:
 
 def shares_memory(node: Node) -> list[Node]:
     """The operands in whose memory a node's value may lie."""
-    found = memory_in(node).shared(node)
+    operands = memory_in(node).shared(node)
     if (first := base(node)) is not None and (is_view(node) or changes_operands(node) or _passes_on(node)):
-        found.append(first)
+        operands.append(first)
     # ``x.data = y``
-    return found + [user.args[2] for user in node.users if user.target is setattr and isinstance(user.args[2], Node)]
+    return operands + [user.args[2] for user in node.users if user.target is setattr and isinstance(user.args[2], Node)]
 
 
 def memory_of(node: Node) -> set[Node]:

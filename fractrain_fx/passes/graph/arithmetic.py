@@ -25,15 +25,15 @@ __all__ = ["arithmetic_of"]
 
 def arithmetic_of(node: Node) -> Arithmetic | str:
     """The class that computes and differentiates a contraction, or the reason there is none."""
-    found = _family(node)
-    if not isinstance(found, str) and any(isinstance(each, Node) for each in _flat(found.bind(node.args, node.kwargs))):
+    kind = _family(node)
+    if not isinstance(kind, str) and any(isinstance(value, Node) for value in _flat(kind.bind(node.args, node.kwargs))):
         return "one of its settings is computed at run time"
-    return found
+    return kind
 
 
 def _flat(bound: Bound) -> Iterator[Any]:
-    for each in bound.static:
-        yield from each if isinstance(each, tuple) else (each,)
+    for setting in bound.static:
+        yield from setting if isinstance(setting, tuple) else (setting,)
 
 
 def _family(node: Node) -> Arithmetic | str:

@@ -130,8 +130,8 @@ class _Finder:
     def _skip_path(self) -> tuple[Node, Adding]:
         """The value that the branch is added to, and how the add can be made part of the branch."""
         add, end = self._add, self._end
-        operands = [each for each in add.args if isinstance(each, Node)]
-        others = [each for each in operands if each is not end]
+        operands = [term for term in add.args if isinstance(term, Node)]
+        others = [term for term in operands if term is not end]
         name = function_name(add)
         if add.kwargs or len(operands) != 2 or len(others) != 1 or len(add.args) != 2:
             raise _TogetherError(f"{add.name} does more than add two tensors")
@@ -201,7 +201,7 @@ class _Finder:
 
     def _settings(self, region: set[Node]) -> set[Node]:
         """Starts and ends of autocast and of gradients around nodes of the region."""
-        found: set[Node] = set()
+        settings: set[Node] = set()
         ends = tuple(REGIONS.values())
         starts = [node for begin in REGIONS for node in self._graph.find_nodes(op="call_function", target=begin)]
         for start in starts:
@@ -213,8 +213,8 @@ class _Finder:
                 raise _TogetherError(
                     f"it shares a setting of autocast or gradients ({start.name}) with other parts of the model"
                 )
-            found |= {start, stop}
-        return found
+            settings |= {start, stop}
+        return settings
 
     def _refuse_writers(self, first: Node, region: set[Node], inputs: tuple[Node, ...]) -> None:
         """Refuse a node between the branch's first node and the add that changes an input of the branch in place."""

@@ -149,7 +149,7 @@ def contraction(node: Node) -> Contraction | None:
 def _einsum(node: Node) -> Contraction | None:
     # Lists of operands and of letters (``einsum(a, [0, 1], b, [1, 2])``) reach a recording as equation and operands.
     equation, *operands = node.args
-    if len(operands) != 2 or not isinstance(equation, str) or not all(isinstance(each, Node) for each in operands):
+    if len(operands) != 2 or not isinstance(equation, str) or not all(isinstance(factor, Node) for factor in operands):
         return None
     terms, output = formulas.einsum_terms(equation)
     channels = [_own_index(terms[side], terms[1 - side], output) for side in (0, 1)]
@@ -160,11 +160,11 @@ def _einsum(node: Node) -> Contraction | None:
 def _own_index(term: str, other: str, output: str) -> int:
     """The last dimension of an operand that the output has from it alone; without such a dimension, its last."""
     named = term.replace("...", "")
-    own = [letter for letter in named if letter in output and letter not in other]
-    if not own:
+    letters = [letter for letter in named if letter in output and letter not in other]
+    if not letters:
         return -1
     # Counted from the end of the term that no "..." separates it from.
-    place = named.index(own[-1])
+    place = named.index(letters[-1])
     return place if "..." not in term or place < term.find("...") else place - len(named)
 
 
@@ -175,9 +175,9 @@ def other_numbers(node: Node) -> str | None:
     """
     family = contraction(node)
     operands = [facts(operand(node, place)) for place in family.operands] if family else []
-    if any(0 in (each.shape or ()) for each in (*operands, facts(node))):
+    if any(0 in (record.shape or ()) for record in (*operands, facts(node))):
         return "no numbers, one of its sizes is 0"
-    dtypes = [each.dtype for each in operands]
+    dtypes = [record.dtype for record in operands]
     if any(dtype is not None and dtype.is_complex for dtype in dtypes):
         return "complex"
     return "integers" if any(dtype is not None and not dtype.is_floating_point for dtype in dtypes) else None
@@ -191,10 +191,10 @@ def unsplit(node: Node) -> tuple[str, int] | None:
         return None
     if name in _UNSPLIT:
         places = [*node.args, *node.kwargs.values()][:3]
-        shapes = [facts(each).shape for each in places if isinstance(each, Node)]
-        if len(shapes) < 3 or any(each is None for each in shapes):
+        shapes = [facts(argument).shape for argument in places if isinstance(argument, Node)]
+        if len(shapes) < 3 or any(sizes is None for sizes in shapes):
             return None
-        return name, _UNSPLIT[name]([each or () for each in shapes], shape)
+        return name, _UNSPLIT[name]([sizes or () for sizes in shapes], shape)
     if name in _MEASURED and contraction(node) is None and sum(facts(x).tensors for x in node.all_input_nodes) > 1:
         macs = formulas.counted_by_torch(node)
         return None if macs is None else (f"{name} of several", macs)

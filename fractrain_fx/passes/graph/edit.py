@@ -65,24 +65,24 @@ def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
 
 def varying(graph: Graph) -> set[Node]:
     """Nodes that depend on the values of the model's inputs (those that depend on sizes only are left out)."""
-    found: set[Node] = set()
+    moving: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder" or any(
-            source in found and facts(source).tensors for source in node.all_input_nodes
+            source in moving and facts(source).tensors for source in node.all_input_nodes
         ):
-            found.add(node)
-    return found
+            moving.add(node)
+    return moving
 
 
 def reached(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
     """Some nodes, and all that follow them, one step after another."""
-    seen = set(starts)
-    waiting = list(seen)
+    visited = set(starts)
+    waiting = list(visited)
     while waiting:
-        new = [node for node in following(waiting.pop()) if node not in seen]
-        seen.update(new)
+        new = [node for node in following(waiting.pop()) if node not in visited]
+        visited.update(new)
         waiting += new
-    return seen
+    return visited
 
 
 def between(entry: Node, end: Node, sources: Callable[[Node], Iterable[Node]]) -> set[Node]:
@@ -91,11 +91,11 @@ def between(entry: Node, end: Node, sources: Callable[[Node], Iterable[Node]]) -
     Looks only at nodes recorded between the two, so that its cost does not grow with the depth of the model.
     """
     window = reached([end], lambda node: [source for source in sources(node) if source > entry])
-    found = {entry}
+    reachable = {entry}
     for node in sorted(window):
-        if any(source in found for source in sources(node)):
-            found.add(node)
-    return found - {entry} if end in found else set()
+        if any(source in reachable for source in sources(node)):
+            reachable.add(node)
+    return reachable - {entry} if end in reachable else set()
 
 
 def identifier(name: str) -> str:
@@ -114,10 +114,10 @@ def insert_module(graph_module: GraphModule, path: str, make: Callable[[], M]) -
     try:
         existing = graph_module.get_submodule(full)
     except AttributeError:
-        made = make()
-        if not graph_module.add_submodule(full, made):
+        module = make()
+        if not graph_module.add_submodule(full, module):
             raise PassError(f"{full!r} already exists and is not a module; was the model rewritten before?") from None
-        return made
+        return module
     return existing  # type: ignore[return-value]  # the path fixes the class
 
 

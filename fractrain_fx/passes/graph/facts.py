@@ -103,8 +103,8 @@ class Decision:
     @property
     def bits(self) -> str | None:
         """The bits that a rule gives the op."""
-        given = PrecisionStages(self.stages) if self.stages else self.precision
-        return None if given is None else str(given)
+        precision = PrecisionStages(self.stages) if self.stages else self.precision
+        return None if precision is None else str(precision)
 
     @property
     def words(self) -> str:
@@ -142,8 +142,8 @@ class Product:
     @property
     def macs(self) -> int:
         """Forward multiply-accumulates."""
-        each = self.kernel**2 * self.inputs * self.outputs * self.output**2
-        return each * self.rows * self.repeats
+        per_row = self.kernel**2 * self.inputs * self.outputs * self.output**2
+        return per_row * self.rows * self.repeats
 
 
 @dataclass

@@ -81,7 +81,7 @@ def einsum_terms(equation: str) -> tuple[list[str], str]:
     terms = inputs.split(",")
     if not arrow:
         letters = inputs.replace(",", "").replace("...", "")
-        output = "..." * ("..." in inputs) + "".join(sorted(each for each in set(letters) if letters.count(each) == 1))
+        output = "..." * ("..." in inputs) + "".join(sorted(x for x in set(letters) if letters.count(x) == 1))
     return terms, output
 
 

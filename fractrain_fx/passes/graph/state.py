@@ -83,14 +83,14 @@ def buffers_changed(graph_module: RecordedModule, nodes: Iterable[Node]) -> Iter
 
 def parameters_read(graph_module: RecordedModule, nodes: Iterable[Node]) -> tuple[ParameterPlace, ...]:
     """The parameters whose values some nodes read, in order."""
-    found: dict[tuple[int, str], ParameterPlace] = {}
+    parameters: dict[tuple[int, str], ParameterPlace] = {}
     for node in _with_regions(graph_module, nodes):
         sources = [x for x in node.all_input_nodes if x.op == "get_attr"]
         places = [place for source in sources if (place := parameter_at(graph_module, source)) is not None]
         for module in modules_run(graph_module, node):
-            places += [ParameterPlace(each, name) for each in module.modules() for name in each._parameters]
-        found |= {place.key: place for place in places}
-    return tuple(found.values())
+            places += [ParameterPlace(owner, name) for owner in module.modules() for name in owner._parameters]
+        parameters |= {place.key: place for place in places}
+    return tuple(parameters.values())
 
 
 def parameters_behind(graph_module: RecordedModule, values: Iterable[Node]) -> tuple[ParameterPlace, ...]:

@@ -25,7 +25,7 @@ def shapes_in_words(graph_module: GraphModule) -> dict[str, str]:
     nodes = {node.name: node for node in graph.nodes}
     words = {}
     for node, op in ops_of(graph):
-        words[op.name] = _words([each for each in _read([node]) if each in moving], node, named=False)
+        words[op.name] = _words([source for source in _read([node]) if source in moving], node, named=False)
     for block in blocks_of(graph):
         entry, end = nodes[block.entry], nodes[block.exit]
         words[block.name] = _words([entry, *block_inputs(entry, end, moving)], end, named=True)
@@ -38,25 +38,25 @@ def block_inputs(entry: Node, end: Node, moving: set[Node]) -> list[Node]:
     Nodes in ``moving`` depend on the model's inputs.
     """
     inside = (between(entry, end, lambda node: node.all_input_nodes) | {end}) - {entry}
-    return [each for each in _read(sorted(inside)) if each not in inside and each is not entry and each in moving]
+    return [node for node in _read(sorted(inside)) if node not in inside and node is not entry and node in moving]
 
 
 def _read(readers: Iterable[Node]) -> list[Node]:
     """The tensors that nodes of the model read, without what a rewrite inserts."""
-    found: dict[Node, None] = {}
+    sources: dict[Node, None] = {}
     for reader in readers:
         if facts(reader).role is None or facts(reader).role in _QUANTIZERS:
-            for each in reader.all_input_nodes:
-                while facts(each).role in _QUANTIZERS:
-                    each = each.all_input_nodes[0]
-                if facts(each).role is None and facts(each).shape is not None:
-                    found[each] = None
-    return list(found)
+            for source in reader.all_input_nodes:
+                while facts(source).role in _QUANTIZERS:
+                    source = source.all_input_nodes[0]
+                if facts(source).role is None and facts(source).shape is not None:
+                    sources[source] = None
+    return list(sources)
 
 
 def _words(inputs: list[Node], output: Node, *, named: bool) -> str:
-    given = [f"{_name(node)} {_shape(node)}" if named and place else _shape(node) for place, node in enumerate(inputs)]
-    return f"{', '.join(given)} -> {_shape(output)}"
+    shapes = [f"{_name(node)} {_shape(node)}" if named and place else _shape(node) for place, node in enumerate(inputs)]
+    return f"{', '.join(shapes)} -> {_shape(output)}"
 
 
 def _name(node: Node) -> str:

@@ -29,10 +29,10 @@ class OpenAttention(PassBase):
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        found = [node for node in graph_module.graph.nodes if _is_attention(node)]
-        for node in found:
+        attentions = [node for node in graph_module.graph.nodes if _is_attention(node)]
+        for node in attentions:
             _open(node)
-        return PassResult(graph_module, bool(found))
+        return PassResult(graph_module, bool(attentions))
 
 
 def _is_attention(node: Node) -> bool:
@@ -40,31 +40,31 @@ def _is_attention(node: Node) -> bool:
 
 
 def _open(node: Node) -> None:
-    given: dict[str, Any] = dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
-    query, key, value = given.pop("query"), given.pop("key"), given.pop("value")
-    grouped = given.pop("enable_gqa", False)
+    arguments: dict[str, Any] = dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+    query, key, value = arguments.pop("query"), arguments.pop("key"), arguments.pop("value")
+    grouped = arguments.pop("enable_gqa", False)
     graph = node.graph
-    made: list[Node] = []
+    calls: list[Node] = []
     with graph.inserting_before(node):
         if grouped:
             key = graph.call_function(repeat_heads, (key, query))
             value = graph.call_function(repeat_heads, (value, query))
-            made += [key, value]
+            calls += [key, value]
         transposed = graph.call_method("transpose", (key, -2, -1))
         scores = graph.call_function(torch.matmul, (query, transposed))
-        probabilities = graph.call_function(attention_probabilities, (scores, query), given)
+        probabilities = graph.call_function(attention_probabilities, (scores, query), arguments)
         output = graph.call_function(torch.matmul, (probabilities, value))
-        made += [transposed, scores, probabilities, output]
+        calls += [transposed, scores, probabilities, output]
         if ORDER in node.meta and _is_viewed(node):
             output = graph.call_function(in_order, (output, node.meta[ORDER]))
-            made.append(output)
-    for each in made:
-        each.meta = origin(node)
+            calls.append(output)
+    for call in calls:
+        call.meta = origin(node)
     node.replace_all_uses_with(output)
     graph.erase_node(node)
 
 
 def _is_viewed(node: Node) -> bool:
     """Whether a ``view`` reads the result of a node, or of calls that keep its order in memory."""
-    kept = reached([node], lambda each: [user for user in each.users if function_name(user) not in _GIVES_USUAL_ORDER])
-    return any(function_name(each) in ("view", "view_as") for each in kept)
+    nodes = reached([node], lambda x: [user for user in x.users if function_name(user) not in _GIVES_USUAL_ORDER])
+    return any(function_name(user) in ("view", "view_as") for user in nodes)

@@ -184,7 +184,7 @@ def _bits(node: Node) -> tuple[Node, Node, Node] | None:
     gradient = next((user for user in node.users if facts(user).role == "gradient"), None)
     if factors is None or gradient is None:
         return None
-    return cast("tuple[Node, Node, Node]", tuple(each.args[1] for each in (*factors, gradient)))
+    return cast("tuple[Node, Node, Node]", tuple(quantizer.args[1] for quantizer in (*factors, gradient)))
 
 
 def _bits_of(rows: Iterable[_Row]) -> list[Node]:
@@ -193,8 +193,8 @@ def _bits_of(rows: Iterable[_Row]) -> list[Node]:
 
 
 def _accumulate(total: list[float], more: Iterable[float]) -> None:
-    for index, each in enumerate(more):
-        total[index] += each
+    for index, value in enumerate(more):
+        total[index] += value
 
 
 def _measuring(graph_module: GraphModule) -> set[str]:

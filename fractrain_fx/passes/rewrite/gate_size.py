@@ -63,4 +63,4 @@ def _inserted(graph_module: GraphModule, block: str) -> nn.Module | None:
 def _size(module: nn.Module) -> GateSize:
     """Every weight of a gate multiplies once for a sample, so its MACs are the sizes of its matrices."""
     parameters = list(module.parameters())
-    return GateSize(sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.ndim > 1))
+    return GateSize(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.ndim > 1))

@@ -43,8 +43,8 @@ class InsertGates(PassBase):
             return PassResult(graph_module, False)
         options = self.config.gate_options
         devices = kernel_devices(self.config)
-        made = partial(ControllerByKernels, kernels=devices) if devices else Controller
-        insert_module(graph_module, "controller", lambda: made(self.config.gate, len(options)))
+        kind = partial(ControllerByKernels, kernels=devices) if devices else Controller
+        insert_module(graph_module, "controller", lambda: kind(self.config.gate, len(options)))
         state: Node | None = None
         latest: Node | None = None
         for block in blocks:
@@ -104,9 +104,9 @@ class InsertGates(PassBase):
             path = f"skips.{identifier(block.name)}"
             insert_module(graph_module, path, partial(Skip, batch))
             with graph_module.graph.inserting_after(branch):
-                kept = call(graph_module.graph, path, [branch, choice], role="skip", owner=block.name, like=branch)
-            for each in sums:
-                each.replace_input_with(branch, kept)
+                skip = call(graph_module.graph, path, [branch, choice], role="skip", owner=block.name, like=branch)
+            for add in sums:
+                add.replace_input_with(branch, skip)
 
     def ensures(self, graph_module: GraphModule) -> None:
         position = {node: index for index, node in enumerate(graph_module.graph.nodes)}
@@ -126,8 +126,8 @@ def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config
     together = record.batch.folded and axis == record.batch.axis
     features = record.batch.factor if together else record.shape[axis]
     devices = kernel_devices(config)
-    made = partial(BlockEmbeddingByKernels, kernels=devices) if devices else BlockEmbedding
-    return made(features, axis, record.batch, config.gate.dims, config.gate.init)
+    kind = partial(BlockEmbeddingByKernels, kernels=devices) if devices else BlockEmbedding
+    return kind(features, axis, record.batch, config.gate.dims, config.gate.init)
 
 
 def _later(graph: Graph, first: Node, second: Node | None) -> Node:
@@ -142,14 +142,14 @@ def _later(graph: Graph, first: Node, second: Node | None) -> Node:
 
 def _feature_axis(graph_module: GraphModule, entry: Node, block: Block) -> int:
     """The dimension of a block's entry that holds its features, as the first module or product that reads it tells."""
-    seen, queue = {entry}, [entry]
+    visited, queue = {entry}, [entry]
     ndim = len(facts(entry).shape or ())
     while queue:
         node = queue.pop(0)
         for user in node.users:
-            if user in seen:
+            if user in visited:
                 continue
-            seen.add(user)
+            visited.add(user)
             axis = _reads_features(graph_module, user)
             if axis is not None and len(facts(node).shape or ()) == ndim:
                 return axis % ndim

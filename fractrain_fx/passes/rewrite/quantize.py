@@ -122,7 +122,7 @@ class _Writer:
         self._widths: dict[str, Node] = {}
         self._shared: dict[tuple[object, ...], Node] = {}
         known: list[GraphModule] = graph_module.meta.get(KNOWN, [])
-        self._known = {key: path for each in reversed(known) for key, path in each.meta.get(_PATHS, {}).items()}
+        self._known = {key: path for graph in reversed(known) for key, path in graph.meta.get(_PATHS, {}).items()}
         self._paths: dict[tuple[str, str], str] = graph_module.meta.setdefault(_PATHS, {})
         self._first = next(node for node in self._graph.nodes if node.op != "placeholder")
 
@@ -183,8 +183,8 @@ class _Writer:
     def _bits(self, op: Op) -> _Bits:
         mode, precision = op.precision.mode, op.precision.precision
         if mode == "scheduled" and (stages := op.precision.stages) is not None:
-            fw = self._staged([each.fw for each in stages])
-            return _Bits(fw, self._staged([each.bw for each in stages]), fw)
+            fw = self._staged([stage.fw for stage in stages])
+            return _Bits(fw, self._staged([stage.bw for stage in stages]), fw)
         if mode == "scheduled":
             fixed = op.weight_bits(self._config)
             weight = self._stage("fw") if fixed is None else self._width(fixed)
@@ -212,9 +212,9 @@ class _Writer:
             widths = [option.fw for option in op.options(self._config)]
             estimate = self._config.gate.gradient
             # Ops that read the same values share a quantizer where their gains add up, as sums of first order do.
-            own = (op.name, side) if estimate == "fisher" else ()
+            reader = (op.name, side) if estimate == "fisher" else ()
             return self._once(
-                ("activation", source, self._format_of(op), bits.choice, *widths, *own),
+                ("activation", source, self._format_of(op), bits.choice, *widths, *reader),
                 node,
                 self._path(op, side, side),
                 lambda: MixedActivationQuantizer(
