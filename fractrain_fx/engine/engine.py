@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fractrain_fx.config.clock import Amount
-from fractrain_fx.engine import steered, told
+from fractrain_fx.engine import messages, steered
 from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.cost_term import CostTerm
 from fractrain_fx.engine.course import Course, Staged, SteeredRun
@@ -74,7 +74,7 @@ class Engine(Staged):
 
     @accumulate.setter
     def accumulate(self, batches: int) -> None:
-        self._cost_term.accumulate = told.require_batches(batches)
+        self._cost_term.accumulate = messages.require_batches(batches)
 
     @property
     def steps(self) -> int:
@@ -127,7 +127,7 @@ class Engine(Staged):
             RunError: the schedule has ``every``, and :meth:`end_step` was not called after the last step.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
-        task_loss = told.check_batch(task_loss, mean, weight, tokens, labels)
+        task_loss = messages.check_batch(task_loss, mean, weight, tokens, labels)
         if self._paused:
             return task_loss
         ran = self.model.count_forward()
@@ -201,7 +201,7 @@ class Engine(Staged):
         Raises:
             CostTermError: it has not.
         """
-        told.refuse_unpaid(self._watch.take_unpaid(), culprit)
+        messages.refuse_unpaid(self._watch.take_unpaid(), culprit)
 
     def check_finite(self) -> None:
         """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
@@ -228,7 +228,7 @@ class Engine(Staged):
         """
         if self.steps == 0:
             raise RunError("end_epoch was called without a training step before it: call engine.loss in each step")
-        mean = told.require_number(mean_loss, self._clock.every)
+        mean = messages.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
         sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
@@ -243,7 +243,7 @@ class Engine(Staged):
         if self._clock.every is not None:
             return None
         shown_loss = loss if mean is None else mean_over_ranks(mean)
-        told.refuse_mean(shown_loss, epoch)
+        messages.refuse_mean(shown_loss, epoch)
         return self._move_to(self._course.plan.schedule.update(shown_loss), epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -268,9 +268,9 @@ class Engine(Staged):
         Raises:
             RunError: the state is no state of an engine, or belongs to a run with more stages or another schedule.
         """
-        told.refuse_state(state, len(self.levels))
+        messages.refuse_state(state, len(self.levels))
         with self._course.unchanged_on_error(self.ledger, self._cost_term, self._clock):
-            told.load_schedule(self._course.plan.schedule, state["schedule"])
+            messages.load_schedule(self._course.plan.schedule, state["schedule"])
             self.ledger.load_dict(state["ledger"])
             self._cost_term.load_state_dict(state["cost_term"])
             self._clock.load_state_dict(state["clock"])
@@ -291,7 +291,7 @@ class Engine(Staged):
     def _move_to(self, stage: int, epoch: int) -> StageChange | None:
         if stage == self.stage:
             return None
-        told.refuse_stage(stage, len(self.levels), epoch)
+        messages.refuse_stage(stage, len(self.levels), epoch)
         if self._clock.every is not None:
             self.ledger.close_part(self.stage, self.model.trained_share, self._clock)
         change = StageChange(epoch, self.stage, stage, self.level, self.levels[stage], *self._clock.place)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from fractrain_fx.capture.source import source_line
-from fractrain_fx.engine import told
+from fractrain_fx.engine import messages
 from fractrain_fx.engine.distributed import local_part
 from fractrain_fx.errors import ConfigError, CostTermError
 
@@ -97,13 +97,13 @@ class LoopWatch:
         before, self._runs = self._runs, getattr(self._model, "gradient_runs", 0)
         if self._runs - before > 1 and not self._told_unread:
             self._told_unread = True
-            warnings.warn(told.unread(self._runs - before), stacklevel=4)
+            warnings.warn(messages.unread(self._runs - before), stacklevel=4)
 
     def _look_for_counted(self, cp: Tensor) -> None:
         """Warn once if there was a loss for this run already: its samples then count twice."""
         if self._counted is not None and self._counted() is cp and not self._told_again:
             self._told_again = True
-            warnings.warn(told.AGAIN, stacklevel=4)
+            warnings.warn(messages.AGAIN, stacklevel=4)
         self._counted = weakref.ref(cp)
 
     def hand_out(self, part: Tensor, *, cost_term: bool, weight: float | None = None) -> None:
@@ -173,21 +173,21 @@ class LoopWatch:
         still = [mark for mark in marks if not mark.moved()]
         if len(still) == len(marks):
             if marks and self._paid and self._epochs > 1 and self._batches >= _LONG:
-                warnings.warn(told.nothing_moves(self._batches), stacklevel=4)
+                warnings.warn(messages.nothing_moves(self._batches), stacklevel=4)
                 return True
             return False
         if self._handed and not self._paid:
-            raise CostTermError(told.no_backward(self._handed, self._line))
+            raise CostTermError(messages.no_backward(self._handed, self._line))
         if self._steps < _ENOUGH and self._batches < _LONG:
             return False
         gates = [mark for mark in marks if mark.of_gates]
         if gates and all(mark in still for mark in gates):
             if final:
-                raise CostTermError(told.gates_stay(len(gates)))
-            warnings.warn(told.gates_stay(len(gates)) + told.IF_RARER, stacklevel=4)
+                raise CostTermError(messages.gates_stay(len(gates)))
+            warnings.warn(messages.gates_stay(len(gates)) + messages.IF_RARER, stacklevel=4)
         missed = [mark.name for mark in still if mark.reached]
         if final and missed:
-            warnings.warn(told.missed(missed, len(marks)), stacklevel=4)
+            warnings.warn(messages.missed(missed, len(marks)), stacklevel=4)
         return True
 
 

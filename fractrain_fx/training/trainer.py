@@ -30,7 +30,7 @@ from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.alarm import Alarm, watch_run
 from fractrain_fx.training.log.extremes import Extremes, write_samples
-from fractrain_fx.training.log.messages import EXPLANATION, Look, announcement, bits_line, epoch_bits, epoch_line
+from fractrain_fx.training.log.messages import EXPLANATION, StepReport, announcement, bits_line, epoch_bits, epoch_line
 from fractrain_fx.training.log.records import RESULT, EpochRecord, Evaluation, Start
 from fractrain_fx.training.log.results import Best, Progress, RunResult
 from fractrain_fx.training.objective import Objective
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer"]
 
-_STEPS_BETWEEN_LOOKS = 10  # steps between reads of the loss, each of which waits for the device
+_STEPS_BETWEEN_REPORTS = 10  # steps between reads of the loss, each of which waits for the device
 
 
 class Trainer:
@@ -266,18 +266,18 @@ class Trainer:
             with prepared.batch(step_ends=step_ends):
                 loss = self.objective.loss(self._forward(prepared.module, inputs), targets)
                 self._accelerator.backward(self.engine.loss(loss))
-            looks = number % _STEPS_BETWEEN_LOOKS == 1 or log.due
-            if looks and processes == 1:  # other processes would wait for one that stops
+            reports = number % _STEPS_BETWEEN_REPORTS == 1 or log.due
+            if reports and processes == 1:  # other processes would wait for one that stops
                 self._alarm.check(self.engine, inputs, targets)
             if step_ends:
                 prepared.step()
                 if (change := self.engine.end_step()) is not None:
                     log.say(f"  {change}")
             log.step(len(targets) * processes)
-            if looks:
+            if reports:
                 place = self._length.place(epoch, number)
-                look = Look.at(place, self.model, self.engine, loss, prepared.rate)
-                self._alarm.look(log, look, (inputs, targets) if processes == 1 else None)
+                report = StepReport.at(place, self.model, self.engine, loss, prepared.rate)
+                self._alarm.report(log, report, (inputs, targets) if processes == 1 else None)
 
     def _forward(self, module: Any, inputs: Tensor) -> Tensor:
         named = {} if self.input_name is None else {self.input_name: inputs}

@@ -82,7 +82,7 @@ class PythonReads:
         read_tied: the path of the first module whose code read values of tied inputs, and the line.
         of_values: calls by which code read values of tensors (``item()``, ``tolist()``), with the obstacles that they
             would be.
-        looks: the sizes that code saw, in order.
+        sizes: the sizes that code saw, in order.
         spoofed: the numbers of reads that give Python other values than the tensor has.
     """
 
@@ -91,14 +91,14 @@ class PythonReads:
         self._paths = paths
         self.read_tied: tuple[str, Place] | None = None
         self.of_values: list[tuple[Node, Obstacle]] = []
-        self.looks: list[Guard] = []
+        self.sizes: list[Guard] = []
         self.spoofed: Collection[int] = ()
         self._parts: dict[tuple[Expression, Any], Node] = {}
 
     def guards(self, joined: Collection[Node] = ()) -> tuple[Guard, ...]:
         """The guards of all sizes seen, without those on the number of parts of calls that are ``joined`` again."""
         first: dict[tuple[Expression, Any], Guard] = {}
-        for guard in self.looks:
+        for guard in self.sizes:
             first.setdefault((guard.expression, guard.value), guard)
         return tuple(guard for key, guard in first.items() if self._parts.get(key) not in joined)
 
@@ -160,7 +160,7 @@ class PythonReads:
             if not raises:
                 self._saw_data(op, operands, value, expression, frame)
             return None
-        self.looks.append(Guard(expression, value, self._writer.path, place_of(frame)))
+        self.sizes.append(Guard(expression, value, self._writer.path, place_of(frame)))
         return expression, value
 
     def _saw_data(

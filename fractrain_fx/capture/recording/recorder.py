@@ -41,7 +41,7 @@ class Mark(NamedTuple):
     contractions: int
     obstacles: int
     reads: int
-    looks: int
+    sizes: int
     types: int
     returns: int
 
@@ -110,7 +110,7 @@ class Recorder(TorchFunctionMode):
 
     def _noted(self) -> tuple[list[Any], ...]:
         """Everything that is noted in order, as in :class:`Mark`."""
-        return self.writer.obstacles, self.reads.of_values, self.reads.looks, self.ambient.types, self.returns
+        return self.writer.obstacles, self.reads.of_values, self.reads.sizes, self.ambient.types, self.returns
 
     def fold(self, mark: Mark) -> None:
         """Remove everything that was written since ``mark``; the node that comes instead has notes on its products."""

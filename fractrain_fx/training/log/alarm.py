@@ -19,12 +19,12 @@ from fractrain_fx.training.objective import Objective
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
     from fractrain_fx.numerics import WatchedStep
-    from fractrain_fx.training.log.messages import Look
+    from fractrain_fx.training.log.messages import StepReport
     from fractrain_fx.training.log.run_log import RunLog
 
 __all__ = ["Alarm", "watch_run"]
 
-_LOOKS = 10  # losses that a loss is compared with
+_COMPARED = 10  # losses that a loss is compared with
 _DEVIATIONS = 6.0
 _LEAST = 1.5  # times the largest of them
 _SHARE = 0.1  # of the first of them: a loss of almost nothing jumps without harm
@@ -41,7 +41,7 @@ class Alarm:
 
     def __init__(self, model: FracModel, objective: Objective, input_name: str | None) -> None:
         self._model, self._objective, self._input_name = model, objective, input_name
-        self._losses: deque[float] = deque(maxlen=_LOOKS)
+        self._losses: deque[float] = deque(maxlen=_COMPARED)
         self._first: float | None = None
 
     def check(self, engine: Engine, inputs: Tensor, targets: Tensor) -> None:
@@ -52,17 +52,17 @@ class Alarm:
             diagnosis = self._examine(inputs, targets)
             raise NonFiniteLossError(f"{error}{next_sentence(diagnosis)}") from error
 
-    def look(self, log: RunLog, look: Look, batch: tuple[Tensor, Tensor] | None) -> None:
+    def report(self, log: RunLog, report: StepReport, batch: tuple[Tensor, Tensor] | None) -> None:
         """Report a step, and a loss that jumps; ``batch`` is ``None`` if other processes train with this one."""
-        log.look(look)
-        if batch is not None and (line := self.jumped(look.loss, *batch)) is not None:
+        log.report(report)
+        if batch is not None and (line := self.jumped(report.loss, *batch)) is not None:
             log.say(line)
 
     def jumped(self, loss: float, inputs: Tensor, targets: Tensor) -> str | None:
         """A line about a loss far above those before; ``None`` if it is not."""
         before = list(self._losses)
         self._losses.append(loss)
-        if len(before) < _LOOKS:
+        if len(before) < _COMPARED:
             return None
         usual, spread = fmean(before), pstdev(before)
         self._first = usual if self._first is None else self._first

@@ -1,4 +1,4 @@
-"""A look at a running training step, and the lines that a run prints."""
+"""The report of a training step, and the lines that a run prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fractrain_fx.training.length import StepPlace
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
 
-__all__ = ["EXPLANATION", "Look", "announcement", "bar_text", "bits_line", "epoch_bits", "epoch_line", "step_line"]
+__all__ = ["EXPLANATION", "StepReport"]
+__all__ += ["announcement", "bar_text", "bits_line", "epoch_bits", "epoch_line", "step_line"]
 
 _SCHEDULED = "scheduled"
 
@@ -33,7 +34,7 @@ EXPLANATION = (
 
 
 @dataclass(frozen=True)
-class Look:
+class StepReport:
     """The state of a run after one of its steps.
 
     Attributes:
@@ -58,8 +59,8 @@ class Look:
     uncounted: int = 0
 
     @classmethod
-    def at(cls, place: StepPlace, model: FracModel, engine: Engine, loss: Tensor, rate: float) -> Look:
-        """A look at the step that ran last. It waits for the device."""
+    def at(cls, place: StepPlace, model: FracModel, engine: Engine, loss: Tensor, rate: float) -> StepReport:
+        """Report of the step that ran last. It waits for the device."""
         return cls(
             place=place,
             stage=engine.stage + 1,
@@ -74,7 +75,7 @@ class Look:
 
 
 def epoch_bits(row: EpochRow, config: FracConfig) -> dict[str, float]:
-    """Mean forward bits of each block in an epoch, as in :attr:`Look.bits`."""
+    """Mean forward bits of each block in an epoch, as in :attr:`StepReport.bits`."""
     if row.options:
         return {block: _mean(shares, config.gate_options) for block, shares in row.options.items()}
     return {_SCHEDULED: float(Precision.parse(row.level).fw)} if config.scheduled else {}
@@ -108,24 +109,24 @@ def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str
     return f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; {stages}{pins}"
 
 
-def bar_text(look: Look) -> str:
+def bar_text(report: StepReport) -> str:
     """The words before the progress bar."""
-    place = look.place
-    return f"epoch {place.epoch}/{place.epochs} stage {look.stage}/{look.stages} loss {look.loss:.3f} {_cost(look)}"
+    epoch, stage = f"{report.place.epoch}/{report.place.epochs}", f"{report.stage}/{report.stages}"
+    return f"epoch {epoch} stage {stage} loss {report.loss:.3f} {_cost(report)}"
 
 
-def step_line(look: Look, speed: float, left: float) -> str:
+def step_line(report: StepReport, speed: float, left: float) -> str:
     """The progress of a run that has no terminal.
 
     Args:
-        look: the step.
+        report: the step.
         speed: samples a second.
         left: seconds to the end of the run.
     """
-    place = look.place
+    place = report.place
     return (
-        f"epoch {place.epoch}/{place.epochs}  step {place.step}/{place.steps}  stage {look.stage}/{look.stages}  "
-        f"loss {look.loss:.4f}  {_cost(look)}  {speed:.1f} samples/s  lr {look.rate:.3g}  "
+        f"epoch {place.epoch}/{place.epochs}  step {place.step}/{place.steps}  stage {report.stage}/{report.stages}  "
+        f"loss {report.loss:.4f}  {_cost(report)}  {speed:.1f} samples/s  lr {report.rate:.3g}  "
         f"left {timedelta(seconds=round(left))}"
     )
 
@@ -148,5 +149,5 @@ def bits_line(bits: dict[str, float]) -> str:
     return f"           forward bits: {mean:.1f} on average, fewest {fewest}, most {most}{note}"
 
 
-def _cost(look: Look) -> str:
-    return f"cp {100 * look.cp:.2f} %{beside_shares(look.uncounted)}"
+def _cost(report: StepReport) -> str:
+    return f"cp {100 * report.cp:.2f} %{beside_shares(report.uncounted)}"

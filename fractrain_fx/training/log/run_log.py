@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fractrain_fx.durable import write_text, writing
 from fractrain_fx.numerics import WatchedStep
 from fractrain_fx.summary.text import columns_or
-from fractrain_fx.training.log.messages import Look, bar_text, step_line
+from fractrain_fx.training.log.messages import StepReport, bar_text, step_line
 from fractrain_fx.training.log.records import METRICS, kept_lines
 
 __all__ = ["Pace", "RunLog", "new_console"]
@@ -111,16 +111,16 @@ class RunLog:
         self._pace.step(samples)
         self._progress.update(self._task, advance=1)
 
-    def look(self, look: Look) -> None:
+    def report(self, report: StepReport) -> None:
         """Report a step: to TensorBoard, on the bar, or as a line if one is due."""
         if not self._active:
             return
         speed = self._pace.speed()
         if self._board is not None:
-            self._board.step(look, speed)
-        self._progress.update(self._task, description=bar_text(look))
+            self._board.step(report, speed)
+        self._progress.update(self._task, description=bar_text(report))
         if self.due:
-            self.say(step_line(look, speed, self._pace.left()))
+            self.say(step_line(report, speed, self._pace.left()))
             self._printed = time.monotonic()
 
     def numerics(self, seen: WatchedStep) -> None:
@@ -167,10 +167,10 @@ class Board:
         self._epochs.flush()
         self._steps.flush()
 
-    def step(self, look: Look, speed: float) -> None:
+    def step(self, report: StepReport, speed: float) -> None:
         """Write the numbers of a step; ``speed`` is in samples a second."""
-        numbers = {name: getattr(look, name) for name in ("loss", "cp", "cp_total", "stage")}
-        _add(self._steps, numbers | {"lr": look.rate, "samples_per_second": speed}, look.bits, look.place.total)
+        numbers = {name: getattr(report, name) for name in ("loss", "cp", "cp_total", "stage")}
+        _add(self._steps, numbers | {"lr": report.rate, "samples_per_second": speed}, report.bits, report.place.total)
 
     def numerics(self, seen: WatchedStep) -> None:
         """Write a watched step: histograms over the ops of each operand's bits that survive, and of block scales."""

@@ -15,7 +15,7 @@ from fractrain_fx.training import new_run, resume_run
 from fractrain_fx.training.folder.checkpoint import Checkpoint, save_checkpoint
 from fractrain_fx.training.length import StepPlace
 from fractrain_fx.training.log import RunLog
-from fractrain_fx.training.log.messages import Look
+from fractrain_fx.training.log.messages import StepReport
 from fractrain_fx.training.log.run_log import Pace
 from tests.training.runs import settings
 
@@ -36,8 +36,8 @@ class Clock:
         return self.now
 
 
-def look(step: int) -> Look:
-    return Look(StepPlace(1, 2, step, 50, step), 1, 4, 0.5, 0.0154, 0.02, 0.1, {"layer1": 3.5})
+def report(step: int) -> StepReport:
+    return StepReport(StepPlace(1, 2, step, 50, step), 1, 4, 0.5, 0.0154, 0.02, 0.1, {"layer1": 3.5})
 
 
 def test_without_a_terminal_a_line_comes_every_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_without_a_terminal_a_line_comes_every_30_seconds(monkeypatch: pytest.Mo
             clock.now += 2
             log.step(8)
             if step % 10 == 1 or log.due:
-                log.look(look(step))
+                log.report(report(step))
     assert text.getvalue().splitlines() == [
         "epoch 1/2  step 15/50  stage 1/4  loss 0.5000  cp 1.54 %  4.0 samples/s  lr 0.1  left 0:02:50",
         "epoch 1/2  step 30/50  stage 1/4  loss 0.5000  cp 1.54 %  4.0 samples/s  lr 0.1  left 0:02:20",
@@ -61,7 +61,7 @@ def test_a_terminal_has_a_bar_and_no_such_lines(monkeypatch: pytest.MonkeyPatch)
         clock.now += 60
         assert not log.due
         log.step(8)
-        log.look(look(1))
+        log.report(report(1))
     assert "epoch 1/2 stage 1/4 loss 0.500 cp 1.54 %" in text.getvalue() and "samples/s" not in text.getvalue()
 
 
