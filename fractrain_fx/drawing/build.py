@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch.fx import Node
 
-from fractrain_fx.drawing.flow import Flow, returned
+from fractrain_fx.drawing.flow import Flow
 from fractrain_fx.drawing.labels import block_shape, op_shape, short
 from fractrain_fx.drawing.picture import Picture, Shape, ShapeKind
 from fractrain_fx.model import FracModel
@@ -201,8 +201,10 @@ class _Builder:
 
     def _output(self) -> None:
         output = self._shape("output", "", "output")
-        for node in returned(self.graph_module):
-            self._joined(output, self.came.get(node, ()))
+        (end,) = self.graph_module.graph.find_nodes(op="output")
+        for node in end.all_input_nodes:
+            if facts(node).role != "cost":
+                self._joined(output, self.came.get(node, ()))
         if self.level == "ops":
             for block in self.flow.blocks:
                 self.picture.blocks[block.name] = self._block_shape(block)
