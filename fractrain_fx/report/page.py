@@ -24,6 +24,7 @@ from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet
 from fractrain_fx.report.theme import THEMES, vega_config
 from fractrain_fx.summary.numbers import plain_number
+from fractrain_fx.training.log.records import SETTINGS
 
 __all__ = ["pack_rows", "render_page", "write_plots"]
 
@@ -184,7 +185,7 @@ def _commands(run: Run) -> list[dict[str, str]]:
         for start in run.starts
     ]
     if not commands and run.settings is not None:
-        again = f"fractrain train --config {run.path / 'config.yaml'}"
+        again = f"fractrain train --config {run.path / SETTINGS}"
         commands.append({"text": again, "about": "How it was started was not kept; this repeats it with its settings."})
     return commands
 

@@ -23,8 +23,7 @@ from fractrain_fx.summary import summarize
 from fractrain_fx.summary.text import LOUD
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
-from fractrain_fx.training.folder.earlier import holds_run
-from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together
+from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together, holds_run
 from fractrain_fx.training.folder.schema import STATE, TENSORS, reading
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
@@ -277,7 +276,9 @@ class Trainer:
             if reports:
                 place = self._length.place(epoch, number)
                 report = StepReport.at(place, self.model, self.engine, loss, prepared.rate)
-                self._alarm.report(log, report, (inputs, targets) if processes == 1 else None)
+                log.report(report)
+                if processes == 1 and (line := self._alarm.jumped(report.loss, inputs, targets)) is not None:
+                    log.say(line)
 
     def _forward(self, module: Any, inputs: Tensor) -> Tensor:
         named = {} if self.input_name is None else {self.input_name: inputs}

@@ -19,8 +19,6 @@ from fractrain_fx.training.objective import Objective
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
     from fractrain_fx.numerics import WatchedStep
-    from fractrain_fx.training.log.messages import StepReport
-    from fractrain_fx.training.log.run_log import RunLog
 
 __all__ = ["Alarm", "watch_run"]
 
@@ -51,12 +49,6 @@ class Alarm:
         except NonFiniteLossError as error:
             diagnosis = self._examine(inputs, targets)
             raise NonFiniteLossError(f"{error}{next_sentence(diagnosis)}") from error
-
-    def report(self, log: RunLog, report: StepReport, batch: tuple[Tensor, Tensor] | None) -> None:
-        """Report a step, and a loss that jumps; ``batch`` is ``None`` if other processes train with this one."""
-        log.report(report)
-        if batch is not None and (line := self.jumped(report.loss, *batch)) is not None:
-            log.say(line)
 
     def jumped(self, loss: float, inputs: Tensor, targets: Tensor) -> str | None:
         """A line about a loss far above those before; ``None`` if it is not."""
