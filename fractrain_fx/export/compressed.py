@@ -152,26 +152,17 @@ def _arguments(name: str, bits: int, request: Request, *, weight: bool) -> Any:
     dynamic: Any = not weight
     if name == "fp8":
         return QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=dynamic)
-    if name == "nvfp4":
-        return QuantizationArgs(
-            num_bits=4,
-            type="float",
-            symmetric=True,
-            strategy="tensor_group",
-            group_size=16,
-            dynamic=dynamic and "local",
-            scale_dtype=torch.float8_e4m3fn,
-            zp_dtype=torch.float8_e4m3fn,
-        )
+    two_scales = name == "nvfp4"
+    of_block = torch.float8_e4m3fn if two_scales else torch.uint8
     return QuantizationArgs(
         num_bits=bits,
         type="float",
         symmetric=True,
-        strategy="group",
-        group_size=32,
-        dynamic=dynamic,
-        scale_dtype=torch.uint8,
-        zp_dtype=torch.uint8,
+        strategy="tensor_group" if two_scales else "group",
+        group_size=16 if two_scales else 32,
+        dynamic="local" if dynamic and two_scales else dynamic,
+        scale_dtype=of_block,
+        zp_dtype=of_block,
     )
 
 
