@@ -92,18 +92,12 @@ class _Builder:
         return tuple(self._shape("input", source.name, source.name) for source in self.flow.inputs([node]))
 
     def _shape(
-        self,
-        kind: ShapeKind,
-        name: str,
-        title: str,
-        block: Block | None = None,
-        lines: tuple[str, ...] = (),
-        module: str = "",
+        self, kind: ShapeKind, name: str, title: str, block: Block | None = None, lines: tuple[str, ...] = ()
     ) -> str:
         key = f"{kind} {name}".strip()
         if key not in self.picture.shapes:
             owner = block.name if block is not None else None
-            self.picture.add(Shape(key, kind, title, lines, module or (owner or ""), owner))
+            self.picture.add(Shape(key, kind, title, lines, owner or "", owner))
         return key
 
     def _joined(self, shape: str, sources: Iterable[str]) -> str:

@@ -65,9 +65,8 @@ def check(request: Request) -> None:
             f"{type(request.original).__name__}: export format='onnx', or format='torchao' for linear layers"
         )
     require_all_blocks(request.skipped, "a model of transformers runs all blocks")
-    linear, attention = linear_layers(request.original, request.ops), attentions(request.ops)
-    named = {*(op.name for op in linear.values()), *attention_names(attention)}
-    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {WAY_OUT}")
+    linear = linear_layers(request.original, request.ops)
+    require_linear(request.original, request.ops, linear, f"compressed-tensors has no other layers: {WAY_OUT}")
     for op in rounded_linear_layers(request.original, request.ops).values():
         for factor in op.factors:
             if factor.is_rounded:

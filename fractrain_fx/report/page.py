@@ -35,13 +35,13 @@ _SCALE = 2.0  # PNG pixels for each SVG pixel
 _CANVAS_ROWS = 2000  # for more rows a browser draws one canvas quicker than many elements
 
 
-def render_page(runs: Sequence[Run], sheet: Sheet, title: str = "FracTrain report") -> str:
+def render_page(runs: Sequence[Run], sheet: Sheet) -> str:
     """The whole page as text; it needs no other file and no network."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATE), autoescape=True, undefined=jinja2.StrictUndefined
     )
     return environment.get_template("page.html.j2").render(
-        title=title,
+        title="FracTrain report",
         subtitle=_subtitle(runs),
         version=version("fractrain_fx"),
         summary=_summary(runs),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from fractrain_fx.engine.rows import EpochRow, turning_rows
@@ -85,12 +86,8 @@ class Run:
     @cached_property
     def stages(self) -> tuple[StageSpan, ...]:
         """The stages in time order; a cyclic schedule returns to earlier ones."""
-        groups: list[list[EpochRecord]] = []
-        for part in (part for record in self.records for part in _parts(record)):
-            if not groups or groups[-1][0].row.stage != part.row.stage:
-                groups.append([])
-            groups[-1].append(part)
-        return tuple(_stage(group) for group in groups)
+        parts = (part for record in self.records for part in _parts(record))
+        return tuple(_stage(group) for _, group in groupby(parts, lambda part: part.row.stage))
 
     @property
     def turning_points(self) -> tuple[int, ...]:
