@@ -72,11 +72,8 @@ class Extremes:
         parts = gather_over_ranks((self._count, self._held))
         total = sum(count for count, _ in parts)
         held = sorted((pair for _, part in parts for pair in part), key=lambda pair: pair[0])
-        ends = dict(enumerate(held[:_AT_EACH_END]))
-        ends |= {
-            total - 1 - i: pair for i, pair in enumerate(reversed(held[-_AT_EACH_END:])) if total - 1 - i not in ends
-        }
-        return [Sample(cp, order, _picture(x)) for order, (cp, x) in sorted(ends.items())]
+        orders = _ends(list(range(total)))
+        return [Sample(cp, order, _picture(x)) for order, (cp, x) in zip(orders, _ends(held), strict=True)]
 
 
 def write_samples(samples: list[Sample], folder: Path) -> None:
