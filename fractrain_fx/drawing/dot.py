@@ -76,7 +76,7 @@ def digraph(picture: Picture) -> Digraph:
             "ranksep": "0.28",
             "fontname": "Helvetica",
             "bgcolor": "white",
-            "label": _label(picture.title),
+            "label": f"<{escape(picture.title)}>",
             "labelloc": "t",
             "fontsize": "20",
             "newrank": "true",
@@ -101,10 +101,6 @@ def digraph(picture: Picture) -> Digraph:
 
 def _id(name: str) -> str:
     return name.replace(":", "_").replace("\\", "_")  # Graphviz reads text after a colon as a port
-
-
-def _label(text: str) -> str:
-    return f"<{escape(text)}>"
 
 
 def _shapes(graph: Digraph, picture: Picture) -> None:

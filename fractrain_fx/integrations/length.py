@@ -7,14 +7,13 @@ import math
 from fractrain_fx.config.clock import Amount, Steps
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.schedules import lacks_length
-from fractrain_fx.engine.steered import levels_of
+from fractrain_fx.engine.steered import SteeredModel, levels_of
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.model import FracModel
 
 __all__ = ["check_stage_steps", "engine_for", "waits_for_length"]
 
 
-def waits_for_length(model: FracModel) -> bool:
+def waits_for_length(model: SteeredModel) -> bool:
     """Whether the model's schedule divides a run whose length its configuration does not say."""
     return lacks_length(model.frac_config, levels_of(model))
 
@@ -33,7 +32,7 @@ def check_stage_steps(stage_steps: int | None, every: Amount | None = None) -> N
 
 
 def engine_for(
-    model: FracModel, engine: Engine | None, *, stage_steps: int | None, epochs: int | None, steps: int | None
+    model: SteeredModel, engine: Engine | None, *, stage_steps: int | None, epochs: int | None, steps: int | None
 ) -> Engine:
     """The engine of a loop, which is told the loop's length; a length in the model's configuration divides the run.
 
