@@ -27,7 +27,7 @@ from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together, h
 from fractrain_fx.training.folder.schema import STATE, TENSORS, reading
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
-from fractrain_fx.training.log.alarm import Alarm, watch_run
+from fractrain_fx.training.log.alarm import Alarm
 from fractrain_fx.training.log.extremes import Extremes, write_samples
 from fractrain_fx.training.log.messages import EXPLANATION, StepReport, announcement, bits_line, epoch_bits, epoch_line
 from fractrain_fx.training.log.records import RESULT, EpochRecord, Evaluation, Start
@@ -124,9 +124,8 @@ class Trainer:
             lost = latest_checkpoint(self.out) is None
             way_out = "its checkpoint is gone, so move its files away" if lost else "call resume() first"
             raise RunError(f"{self.out} holds a run: {way_out}, or write to another folder")
-        epoch, active, console = self._progress.epoch, self.is_main, self._console
-        step, batches, done = self._length.steps_before(epoch), *map(self._length.batches_before, (self.epochs, epoch))
-        with RunLog(self.out, batches, done=done, epoch=epoch, step=step, active=active, console=console) as log:
+        epoch, active = self._progress.epoch, self.is_main
+        with RunLog(self.out, self._length, epoch=epoch, active=active, console=self._console) as log:
             log.say(EXPLANATION)
             if loud := summarize(self.model).loud:
                 log.say(loud, LOUD)
@@ -137,8 +136,7 @@ class Trainer:
             if begins:
                 self._save()  # so that a run that is interrupted at once can continue too
             try:
-                watched = watch_run(self._prepared.module, self.watched_every, self.out, done, log.numerics)
-                with self._interrupt, watched:
+                with self._interrupt, log.watching(self._prepared.module, self.watched_every):
                     while self._progress.epoch < self.epochs:
                         self._train_epoch(log)
             except NonFiniteLossError as error:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import NonFiniteLossError, next_sentence
-from fractrain_fx.numerics import Watch, examine
+from fractrain_fx.numerics import examine
 from fractrain_fx.training.objective import Objective
 
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
-    from fractrain_fx.numerics import WatchedStep
 
-__all__ = ["Alarm", "watch_run"]
+__all__ = ["Alarm"]
 
 _COMPARED = 10  # losses that a loss is compared with
 _DEVIATIONS = 6.0
@@ -69,20 +65,3 @@ class Alarm:
         objective = self._objective
         batch = (inputs, targets) if self._input_name is None else {self._input_name: inputs}
         return examine(self._model, batch, lambda output, _: objective.criterion(output, targets))
-
-
-def watch_run(
-    module: Any, every: int | None, out: Path | None, done: int, told: Callable[[WatchedStep], None]
-) -> AbstractContextManager[object]:
-    """A context in which a run's training is watched, if ``every`` is given.
-
-    Args:
-        module: the model as training calls it.
-        every: batches from one watched step to the next.
-        out: the run's folder.
-        done: batches that a resumed run has already done.
-        told: called after each watched step.
-    """
-    if every is None:
-        return nullcontext()
-    return Watch(module, every=every, out=out, done=done, told=told)
