@@ -22,7 +22,7 @@ from fractrain_fx.config import Method
 from fractrain_fx.config.schedule import SCHEDULES
 from fractrain_fx.errors import FracTrainError, ModelError
 from fractrain_fx.training import RunResult, resume_run
-from fractrain_fx.training.data.sources import DATA_SETS
+from fractrain_fx.training.data import DATA_SETS
 from fractrain_fx.training.settings import Device, LrSchedule, MixedPrecision, Optimizer
 from tests.models import thinned
 

@@ -39,9 +39,9 @@ def check_config(config: FracConfig) -> None:
     check_recipe(config)
     _check_skipping(config)
     _check_stages_of_pins(config)
-    for unfit in (_unfit_backend, _unfit_torchao, _unfit_gradient_bits):
-        if (reason := unfit(config)) is not None:
-            raise ConfigError(reason)
+    _check_backend(config)
+    _check_torchao(config)
+    _check_gradient_bits(config)
     _check_length(config)
     if not (2 <= config.weight_bits <= 16 or config.weight_bits == FLOAT_BITS):
         raise ConfigError(f"weight_bits={config.weight_bits} must be 2 to 16, or 32 for float")
@@ -145,50 +145,49 @@ def _check_stages_of_pins(config: FracConfig) -> None:
         )
 
 
-def _unfit_backend(config: FracConfig) -> str | None:
-    """Why the backend that was asked for by name would compute nothing."""
+def _check_backend(config: FracConfig) -> None:
+    """Refuse a backend that was asked for by name and would compute nothing."""
     backend = config.run.backend
     if backend in ("auto", "plain"):
-        return None
+        return
     if config.rounds_by_kernels and (config.may_use_codes or not config.run.uses_codes):
-        return None
+        return
     computes = "format 'affine' with affine.ranges='tensor'"
     if config.run.uses_codes:
         computes += f" and affine.gradient_grid='range' at {CODE_BITS} forward bits or fewer, of weights too"
     else:
         computes += f" or 'sample', and {', '.join(BLOCK_FORMATS)}"
-    return (
+    raise ConfigError(
         f"run.backend={backend!r} changes nothing for method {config.method!r} with format {config.format!r} and these "
         f"settings: it computes {computes}. Write run.backend='auto'"
     )
 
 
-def _unfit_torchao(config: FracConfig) -> str | None:
-    """Why torchao cannot compute the linear layers."""
+def _check_torchao(config: FracConfig) -> None:
+    """Refuse torchao where it cannot compute the linear layers."""
     if not config.run.torchao:
-        return None
+        return
     if not config.scheduled:
-        return (
+        raise ConfigError(
             f"run.torchao=True computes ops of one precision at a time, and method {config.method!r} has none: write "
             "method='static' or 'pfq', or leave it out"
         )
     recipes = [config.product_recipe, *(pin.product_recipe for pin in config.pins)]
     if not {name for recipe in recipes if recipe is not None for name in recipe.formats} & set(TORCHAO_FORMATS):
-        return (
+        raise ConfigError(
             f"run.torchao=True computes in formats {', '.join(TORCHAO_FORMATS)}, not in {config.format!r}: write one "
             "of these, or leave it out"
         )
-    return None
 
 
-def _unfit_gradient_bits(config: FracConfig) -> str | None:
-    """Why the samples' gradients cannot take the bits that they need."""
+def _check_gradient_bits(config: FracConfig) -> None:
+    """Refuse gradients with the bits that each sample needs where gates or ranges do not allow them."""
     if config.affine.gradient_bits == "given" or (config.scheduled and config.affine.ranges == "tensor"):
-        return None
+        return
     reason = f"gates choose the backward bits of method {config.method!r}"
     if config.scheduled:
         reason = f"affine.ranges={config.affine.ranges!r} gives samples ranges of their own, which take all bits"
-    return (
+    raise ConfigError(
         "affine.gradient_bits='needed' is for methods 'static' and 'pfq' with affine.ranges='tensor', and "
         f"{reason}: write affine.gradient_bits='given'"
     )

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fractrain_fx.errors import ConfigError, near
 
-__all__ = ["check_kinds", "known_keys", "require_numbers", "require_sequence"]
+__all__ = ["check_kinds", "known_keys", "made", "require_numbers", "require_sequence"]
+
+T = TypeVar("T")
 
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
@@ -49,6 +51,12 @@ def known_keys(cls: type, names: Iterable[Any]) -> None:
     for key in names:
         if key not in known:
             raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {', '.join(known)}.{near(str(key), known)}")
+
+
+def made(cls: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass from the mapping that a saved configuration holds, after :func:`known_keys`."""
+    known_keys(cls, values)
+    return cls(**values)
 
 
 def require_sequence(name: str, value: Any, example: str) -> None:

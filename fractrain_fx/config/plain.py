@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.config.clock import Steps, Tokens
 from fractrain_fx.config.gate import GateConfig
-from fractrain_fx.config.kinds import known_keys, require_sequence
+from fractrain_fx.config.kinds import known_keys, made, require_sequence
 from fractrain_fx.config.pins import Pin
 from fractrain_fx.config.precision import CostTargets
 from fractrain_fx.config.run import RunConfig
@@ -62,8 +62,7 @@ def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, 
     arguments = dict(values)
     for name, kind in (GROUPS | {"targets": CostTargets}).items():
         if isinstance(arguments.get(name), Mapping):
-            known_keys(kind, arguments[name])
-            arguments[name] = kind(**arguments[name])
+            arguments[name] = made(kind, arguments[name])
     if arguments.get("pins") is not None:
         require_sequence("pins", arguments["pins"], _PINS)
         arguments["pins"] = tuple(map(_pin, arguments["pins"]))
@@ -100,8 +99,7 @@ def _pin(value: Any) -> Pin:
         return Pin.parse(value)
     if not isinstance(value, Mapping) or "pattern" not in value:
         raise ConfigError(f"pins has {value!r}, which is not a rule with a pattern: write pins={_PINS}")
-    known_keys(Pin, value)
-    return Pin(**value)
+    return made(Pin, value)
 
 
 def write_yaml(path: str | Path, values: dict[str, Any]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, get_args
 
-from fractrain_fx.config.kinds import check_kinds, known_keys
+from fractrain_fx.config.kinds import check_kinds, made
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
 
@@ -18,9 +18,6 @@ BLOCK_FORMATS: tuple[str, ...] = get_args(BlockFormatName)
 ProductName = Literal["forward", "input_gradient", "weight_gradient"]
 PRODUCTS: tuple[ProductName, ...] = get_args(ProductName)
 """The three products of an op, in the order of a training step."""
-
-
-_R = TypeVar("_R", "OperandRecipe", "ProductRecipe")
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ class ProductRecipe:
     def __post_init__(self) -> None:
         for name in ("first", "second"):
             if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, _made(OperandRecipe, value))
+                object.__setattr__(self, name, made(OperandRecipe, value))
         check_kinds(self)
         for name in ("hadamard", "rows"):
             length = getattr(self, name)
@@ -142,7 +139,7 @@ class Recipe:
             raise ConfigError(f"a recipe of format {self.format!r} is unknown: write one of {', '.join(BLOCK_FORMATS)}")
         for name in PRODUCTS:
             if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, _made(ProductRecipe, value))
+                object.__setattr__(self, name, made(ProductRecipe, value))
         check_kinds(self)
         if self.forward.rows is not None or self.weight_gradient.rows is not None:
             raise ConfigError("rows goes with input_gradient, whose result has the rows of g")
@@ -204,9 +201,3 @@ def _check_operands(name: ProductName, product: ProductRecipe, format: str) -> N
             raise ConfigError("eden goes with gradients that have a Hadamard transform: write hadamard=128")
         if format in ("nvfp4", "int") and operand.eight != "e4m3":
             raise ConfigError(f"eight changes nothing under format {format!r}, which has no such element")
-
-
-def _made(kind: type[_R], value: Mapping[str, Any]) -> _R:
-    """A part of a recipe from the mapping that a saved configuration holds."""
-    known_keys(kind, value)
-    return kind(**value)

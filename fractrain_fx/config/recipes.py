@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.config.kinds import known_keys
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
-from fractrain_fx.config.products import BLOCK_FORMATS, PRODUCTS, OperandRecipe, ProductName, ProductRecipe, Recipe
+from fractrain_fx.config.products import PRODUCTS, OperandRecipe, ProductName, ProductRecipe, Recipe
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -200,17 +200,16 @@ def _lacking(recipe: Recipe, product: ProductName, precision: Precision, bits: i
 
 def check_recipe(config: FracConfig) -> None:
     """Raise a ``ConfigError`` for a recipe, or settings of a block format, that do not fit together."""
-    if config.format not in BLOCK_FORMATS:
-        return
     recipe = config.product_recipe
-    if config.recipe is not None and recipe_of(config.recipe).format != config.format:
+    if recipe is None:
+        return
+    if recipe.format != config.format:
         raise ConfigError(
-            f"recipe={config.recipe!r} is one of format {recipe_of(config.recipe).format!r}: write that format, or "
-            f"leave the recipe out for the usual one of {config.format!r}"
+            f"recipe={config.recipe!r} is one of format {recipe.format!r}: write that format, or leave the recipe out "
+            f"for the usual one of {config.format!r}"
         )
     if config.method == "float":
         return
-    assert recipe is not None
     if config.gated and (reason := _unfit_for_gates(recipe)) is not None:
         raise ConfigError(f"format={config.format!r} with method {config.method!r}: {reason}")
     pinned = [stage for pin in config.pins if not pin.named for stage in pin.stages]

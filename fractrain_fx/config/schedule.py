@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from fractrain_fx.config.clock import Amount, parse_amount, parse_turn
-from fractrain_fx.config.kinds import check_kinds, known_keys, require_sequence
+from fractrain_fx.config.kinds import check_kinds, made, require_sequence
 from fractrain_fx.errors import ConfigError, near
 
 __all__ = [
@@ -202,5 +202,4 @@ def parse_schedule(value: Any) -> Schedule:
         raise ConfigError(
             f"schedule={word!r} is unknown: write one of {', '.join(SCHEDULES)}, or one such as Manual().{offer}"
         )
-    known_keys(SCHEDULES[word], settings)
-    return SCHEDULES[word](**settings)
+    return made(SCHEDULES[word], settings)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch.fx import Node
 
-from fractrain_fx.drawing.flow import Flow, returned
+from fractrain_fx.drawing.flow import Flow
 from fractrain_fx.drawing.labels import block_shape, op_shape, short
 from fractrain_fx.drawing.picture import Picture, Shape, ShapeKind
 from fractrain_fx.model import FracModel
@@ -92,18 +92,12 @@ class _Builder:
         return tuple(self._shape("input", source.name, source.name) for source in self.flow.inputs([node]))
 
     def _shape(
-        self,
-        kind: ShapeKind,
-        name: str,
-        title: str,
-        block: Block | None = None,
-        lines: tuple[str, ...] = (),
-        module: str = "",
+        self, kind: ShapeKind, name: str, title: str, block: Block | None = None, lines: tuple[str, ...] = ()
     ) -> str:
         key = f"{kind} {name}".strip()
         if key not in self.picture.shapes:
             owner = block.name if block is not None else None
-            self.picture.add(Shape(key, kind, title, lines, module or (owner or ""), owner))
+            self.picture.add(Shape(key, kind, title, lines, owner or "", owner))
         return key
 
     def _joined(self, shape: str, sources: Iterable[str]) -> str:
@@ -201,8 +195,10 @@ class _Builder:
 
     def _output(self) -> None:
         output = self._shape("output", "", "output")
-        for node in returned(self.graph_module):
-            self._joined(output, self.came.get(node, ()))
+        (end,) = self.graph_module.graph.find_nodes(op="output")
+        for node in end.all_input_nodes:
+            if facts(node).role != "cost":
+                self._joined(output, self.came.get(node, ()))
         if self.level == "ops":
             for block in self.flow.blocks:
                 self.picture.blocks[block.name] = self._block_shape(block)

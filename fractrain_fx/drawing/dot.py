@@ -35,6 +35,7 @@ COLOURS = {
 """Fill of a shape: by mode for blocks and ops, by kind for others. All but the last two have black text."""
 
 _QUANTIZER = "#ff9d3c"
+_OPERANDS = {"forward": "in", "weight": "weight", "backward": "grad"}
 _LEGEND = {
     "gated": "gated: bits chosen for each sample",
     "scheduled": "scheduled: bits by stage",
@@ -75,7 +76,7 @@ def digraph(picture: Picture) -> Digraph:
             "ranksep": "0.28",
             "fontname": "Helvetica",
             "bgcolor": "white",
-            "label": _label(picture.title),
+            "label": f"<{escape(picture.title)}>",
             "labelloc": "t",
             "fontsize": "20",
             "newrank": "true",
@@ -100,10 +101,6 @@ def digraph(picture: Picture) -> Digraph:
 
 def _id(name: str) -> str:
     return name.replace(":", "_").replace("\\", "_")  # Graphviz reads text after a colon as a port
-
-
-def _label(text: str) -> str:
-    return f"<{escape(text)}>"
 
 
 def _shapes(graph: Digraph, picture: Picture) -> None:
@@ -154,11 +151,7 @@ def _text(shape: Shape) -> str:
         if shape.kind == "block" and shape.mode != "float":
             lines.append(f'<font point-size="9">{escape(_bits(shape))}</font>')
         return f"<{'<br/>'.join(lines)}>"
-    cells = "".join(
-        _cell(name, bits)
-        for name, bits in (("in", shape.forward), ("weight", shape.weight), ("grad", shape.backward))
-        if bits
-    )
+    cells = "".join(_cell(_OPERANDS[name], bits) for name, bits in shape.bits.items())
     return (
         '<<table border="0" cellborder="0" cellspacing="1" cellpadding="1">'
         f'<tr><td colspan="3">{"<br/>".join(lines)}</td></tr><tr>{cells}</tr></table>>'
@@ -172,8 +165,7 @@ def _cell(name: str, bits: tuple[int, int]) -> str:
 
 
 def _bits(shape: Shape) -> str:
-    parts = (("in", shape.forward), ("weight", shape.weight), ("grad", shape.backward))
-    return ", ".join(f"{name} {bits_text(bits)}" for name, bits in parts if bits) + " bit"
+    return ", ".join(f"{_OPERANDS[name]} {bits_text(bits)}" for name, bits in shape.bits.items()) + " bit"
 
 
 def _tip(shape: Shape) -> str:

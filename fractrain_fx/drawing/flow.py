@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from fractrain_fx.passes import Block, blocks_of, facts
 from fractrain_fx.passes.graph.edit import between, reached, varying
 
-__all__ = ["Flow", "returned"]
+__all__ = ["Flow"]
 
 _QUANTIZERS = ("input", "weight", "gradient")
 
@@ -77,24 +77,3 @@ class Flow:
                 if op is None or op.block == block.name:
                     members.setdefault(node, block)
         return members
-
-
-def returned(graph_module: GraphModule) -> list[Node]:
-    """The nodes in the model's own output, without the cost."""
-    value = next(iter(graph_module.graph.find_nodes(op="output"))).args[0]
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Node) and facts(value[1]).role == "cost":
-        value = value[0]
-    nodes: dict[Node, None] = {}
-
-    def visit(value: object) -> None:
-        if isinstance(value, Node):
-            nodes[value] = None
-        elif isinstance(value, dict):
-            for item in value.values():
-                visit(item)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                visit(item)
-
-    visit(value)
-    return list(nodes)

@@ -41,7 +41,6 @@ def op_shape(op: Op, config: FracConfig, total: int, tensors: str = "") -> Shape
 
     ``tensors``: a line about the shapes of its tensors.
     """
-    forward, weight, backward = _bits(op, config)
     title = within_block(op.name, op.block) if op.block else op.name
     lines: tuple[str, ...] = (
         ("uncounted",) if op.macs is None else (f"{amount(op.macs)} MACs, {_share(op.macs, total)}",)
@@ -62,9 +61,7 @@ def op_shape(op: Op, config: FracConfig, total: int, tensors: str = "") -> Shape
         1,
         op.macs,
         (op.macs or 0) / max(total, 1),
-        forward,
-        weight,
-        backward,
+        _bits(op, config),
         tensors,
     )
 
@@ -83,7 +80,6 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int,
     cost = f"{amount(block.macs)} MACs, {_share(block.macs, total)}"
     lines = (cost, listed, tensors, f"{_precision(modes, reasons)}; {skip}")
     bits = [_bits(op, config) for op in ops]
-    forward, weight, backward = (_span(ranges) for ranges in zip(*bits, strict=True))
     return Shape(
         f"block {block.name}",
         "block",
@@ -96,9 +92,7 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int,
         len(ops),
         block.macs,
         block.macs / max(total, 1),
-        forward,
-        weight,
-        backward,
+        {name: _span([of_op[name] for of_op in bits]) for name in bits[0]},
         tensors,
     )
 
@@ -119,15 +113,15 @@ def _share(macs: int, total: int) -> str:
     return f"{100 * macs / max(total, 1):.1f} %"
 
 
-def _bits(op: Op, config: FracConfig) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+def _bits(op: Op, config: FracConfig) -> dict[str, tuple[int, int]]:
     """Lowest and highest forward, weight and backward bits that an op computes with."""
     computing = [option for option in op.options(config) if not option.skips]
     if not computing:
-        return (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2
+        return dict.fromkeys(("forward", "weight", "backward"), (FLOAT_BITS, FLOAT_BITS))
     forward = min(option.fw for option in computing), max(option.fw for option in computing)
     backward = min(option.bw for option in computing), max(option.bw for option in computing)
     fixed = op.weight_bits(config)
-    return forward, forward if fixed is None else (fixed, fixed), backward
+    return {"forward": forward, "weight": forward if fixed is None else (fixed, fixed), "backward": backward}
 
 
 def _span(spans: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,7 +29,7 @@ class Shape:
         ops: number of contractions.
         macs: forward MACs of one sample; ``None`` if nothing is multiplied or no formula is known.
         share: share of the model's MACs, 0..1.
-        forward, weight, backward: lowest and highest bits (32: float); ``None`` if it has none.
+        bits: lowest and highest bits (32: float), ``forward``, of the ``weight`` and ``backward``, of a block or op.
         tensors: the shapes of the tensors that enter and leave a block or op, if they are shown.
     """
 
@@ -44,9 +44,7 @@ class Shape:
     ops: int = 0
     macs: int | None = None
     share: float | None = None
-    forward: tuple[int, int] | None = None
-    weight: tuple[int, int] | None = None
-    backward: tuple[int, int] | None = None
+    bits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tensors: str = ""
 
     def facts(self) -> Iterator[tuple[str, str | int | float]]:
@@ -55,11 +53,9 @@ class Shape:
             value = getattr(self, name)
             if value not in (None, "", 0):
                 yield name, value
-        for name in ("forward", "weight", "backward"):
-            bits = getattr(self, name)
-            if bits is not None:
-                yield f"{name}_bits_low", bits[0]
-                yield f"{name}_bits_high", bits[1]
+        for name, (low, high) in self.bits.items():
+            yield f"{name}_bits_low", low
+            yield f"{name}_bits_high", high
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,8 @@ def check(request: Request) -> None:
             f"{type(request.original).__name__}: export format='onnx', or format='torchao' for linear layers"
         )
     require_all_blocks(request.skipped, "a model of transformers runs all blocks")
-    linear, attention = linear_layers(request.original, request.ops), attentions(request.ops)
-    named = {*(op.name for op in linear.values()), *attention_names(attention)}
-    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {WAY_OUT}")
+    linear = linear_layers(request.original, request.ops)
+    require_linear(request.original, request.ops, linear, f"compressed-tensors has no other layers: {WAY_OUT}")
     for op in rounded_linear_layers(request.original, request.ops).values():
         for factor in op.factors:
             if factor.is_rounded:
@@ -152,26 +151,17 @@ def _arguments(name: str, bits: int, request: Request, *, weight: bool) -> Any:
     dynamic: Any = not weight
     if name == "fp8":
         return QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=dynamic)
-    if name == "nvfp4":
-        return QuantizationArgs(
-            num_bits=4,
-            type="float",
-            symmetric=True,
-            strategy="tensor_group",
-            group_size=16,
-            dynamic=dynamic and "local",
-            scale_dtype=torch.float8_e4m3fn,
-            zp_dtype=torch.float8_e4m3fn,
-        )
+    two_scales = name == "nvfp4"
+    of_block = torch.float8_e4m3fn if two_scales else torch.uint8
     return QuantizationArgs(
         num_bits=bits,
         type="float",
         symmetric=True,
-        strategy="group",
-        group_size=32,
-        dynamic=dynamic,
-        scale_dtype=torch.uint8,
-        zp_dtype=torch.uint8,
+        strategy="tensor_group" if two_scales else "group",
+        group_size=16 if two_scales else 32,
+        dynamic="local" if dynamic and two_scales else dynamic,
+        scale_dtype=of_block,
+        zp_dtype=of_block,
     )
 
 

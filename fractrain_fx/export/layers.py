@@ -125,18 +125,19 @@ def require_all_blocks(skipped: Collection[str], why: str) -> None:
         )
 
 
-def require_linear(original: nn.Module, ops: Sequence[FrozenOp], named: Collection[str], lacks: str) -> None:
+def require_linear(original: nn.Module, ops: Sequence[FrozenOp], linear: Mapping[str, FrozenOp], lacks: str) -> None:
     """Check that a library which multiplies linear layers only can hold every rounded product.
 
     Args:
         original: the model.
         ops: its products.
-        named: those that are linear layers, or attention, which may stay float.
+        linear: those that are linear layers, by path; attention may stay float.
         lacks: what the library lacks, with the way out; ``{name}`` is the op's.
 
     Raises:
         ExportError: it cannot.
     """
+    named = {*(op.name for op in linear.values()), *attention_names(attentions(ops))}
     for op in ops:
         if op.name not in named and any(factor.is_rounded for factor in op.factors):
             owner = type(original.get_submodule(op.op.module)).__name__

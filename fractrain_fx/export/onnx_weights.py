@@ -76,7 +76,10 @@ def _dequantize_at_load(graph: ir.Graph, node: ir.Node) -> None:
     cast = ir.node("Cast", [codes], attributes={"to": ir.DataType.FLOAT})
     product = ir.node("Mul", [cast.outputs[0], spread])
     graph.insert_before(node, [cast, product])
-    _replace(graph, node, product)
+    old, new = node.outputs[0], product.outputs[0]
+    new.type, new.shape = old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, new)
+    graph.remove(node, safe=True)
     if not scale.uses():
         graph.initializers.pop(str(scale.name), None)
 
@@ -88,12 +91,3 @@ def _widen_at_load(graph: ir.Graph, node: ir.Node) -> None:
     cast = ir.node("Cast", [node.inputs[0]], attributes={"to": ir.DataType.INT8})
     graph.insert_before(node, cast)
     node.replace_input_with(0, cast.outputs[0])
-
-
-def _replace(graph: ir.Graph, node: ir.Node, other: ir.Node) -> None:
-    import onnx_ir as ir
-
-    old, new = node.outputs[0], other.outputs[0]
-    new.type, new.shape = old.type, old.shape
-    ir.convenience.replace_all_uses_with(old, new)
-    graph.remove(node, safe=True)

@@ -46,8 +46,7 @@ def check(request: Request) -> None:
     """
     require_all_blocks(request.skipped, "a state has no place for that")
     layers = rounded_linear_layers(request.original, request.ops)
-    named = {*(op.name for op in layers.values()), *attention_names(attentions(request.ops))}
-    require_linear(request.original, request.ops, named, f"torchao's tensor classes multiply no others: {WAY_OUT}")
+    require_linear(request.original, request.ops, layers, f"torchao's tensor classes multiply no others: {WAY_OUT}")
     for op in layers.values():
         weight, activation = op.weight, op.activation
         assert weight is not None and activation is not None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.hardware.bitfusion import ConvolutionRun, TrainingRun, training_step
+from fractrain_fx.hardware.bitfusion import ConvolutionRun, training_step
 from fractrain_fx.hardware.machine import (
     CODE_FORMATS,
     PATHS,
@@ -19,7 +19,6 @@ from fractrain_fx.hardware.machine import (
     Work,
     sum_step,
 )
-from fractrain_fx.passes import Product
 
 __all__ = ["BitFusion"]
 
@@ -41,8 +40,10 @@ class BitFusion:
         return sum_step(_price, ops, choices, batch)
 
 
-def _step_of(product: Product, choice: Choice, batch: int) -> tuple[TrainingRun, int] | None:
-    """A training step of a product, and how often it runs for the batch; ``None`` if no tile of it fits the SRAMs."""
+def _price(op: Work, choice: Choice, batch: int) -> Mapping[str, Price] | None:
+    if isinstance(op, Traffic) or op.product is None or not choice.has_codes:
+        return None
+    product = op.product
     # Samples that share the weight are rows of one convolution. Otherwise each has its own convolution.
     together, alone = (batch, 1) if product.shared else (1, batch)
     activation, weight = choice.bits("FW")
@@ -59,19 +60,10 @@ def _step_of(product: Product, choice: Choice, batch: int) -> tuple[TrainingRun,
             g_bits=choice.precision.bw,
             I=product.input,
         )
-    except ConfigError:
+    except ConfigError:  # no tile of it fits the SRAMs
         return None
-    return step, product.repeats * alone
-
-
-def _price(op: Work, choice: Choice, batch: int) -> Mapping[str, Price] | None:
-    if isinstance(op, Traffic) or op.product is None or not choice.has_codes:
-        return None
-    if (pair := _step_of(op.product, choice, batch)) is None:
-        return None
-    step, times = pair
     runs = zip(PATHS, (step.fw, step.eb, step.gc), op.training_macs, strict=True)
-    return {path: _part(run, times) for path, run, macs in runs if run is not None and macs}
+    return {path: _part(run, product.repeats * alone) for path, run, macs in runs if run is not None and macs}
 
 
 def _part(run: ConvolutionRun, times: int) -> Price:

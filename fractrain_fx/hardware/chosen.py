@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.config.targets import scheduled_precision
-from fractrain_fx.engine.rows import EpochRow, pure_rows
+from fractrain_fx.engine.rows import EpochRow, joined_parts, pure_rows
 from fractrain_fx.hardware.machine import Choice
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op
@@ -36,7 +35,7 @@ def by_stage(rows: Iterable[EpochRow]) -> dict[str, EpochRow]:
     stages: dict[str, list[EpochRow]] = {}
     for part in pure_rows(rows):
         stages.setdefault(f"{part.stage + 1}: {part.level}", []).append(part)
-    return {stage: _together(members) for stage, members in stages.items()}
+    return {stage: joined_parts(members) for stage, members in stages.items()}
 
 
 def taken(model: FracModel, op: Op, row: EpochRow) -> list[Taken]:
@@ -63,14 +62,3 @@ def choice_of(op: Op, cost: OpCost, config: FracConfig, precision: Precision, we
         by_product=cost.by_product,
         formats=None if recipe is None or set(recipe.formats) == {format} else recipe.formats,
     )
-
-
-def _together(rows: Sequence[EpochRow]) -> EpochRow:
-    samples = sum(row.samples for row in rows)
-    options = {
-        block: tuple(
-            sum(row.samples * row.options[block][index] for row in rows) / samples for index in range(len(shares))
-        )
-        for block, shares in rows[0].options.items()
-    }
-    return replace(rows[0], samples=samples, options=options)

@@ -14,7 +14,7 @@ from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.engine.steered import note_steered, show_level
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
-from fractrain_fx.integrations.length import check_stage_steps, engine_for, tell_length, waits_for_length
+from fractrain_fx.integrations.length import check_stage_steps, engine_for, waits_for_length
 from fractrain_fx.model import FracModel
 
 __all__ = ["Steering", "kept_values", "refuse_fsdp"]
@@ -120,11 +120,9 @@ class Steering(TrainerCallback):
                 "follow: start one process a GPU (accelerate launch, torchrun), or show it one (CUDA_VISIBLE_DEVICES)"
             )
         epochs = None if state.num_train_epochs == sys.maxsize else state.num_train_epochs  # no end but max_steps
-        length: dict[str, int | None] = {"stage_steps": self.stage_steps, "epochs": epochs, "steps": state.max_steps}
-        if self._engine is None:
-            self._engine = engine_for(self.frac_model, **length)
-        else:
-            tell_length(self._engine, **length)
+        self._engine = engine_for(
+            self.frac_model, self._engine, stage_steps=self.stage_steps, epochs=epochs, steps=state.max_steps
+        )
         self.engine.accumulate = args.gradient_accumulation_steps
         self.engine.abandon_step()
         self._open_window()

@@ -7,14 +7,13 @@ import math
 from fractrain_fx.config.clock import Amount, Steps
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.schedules import lacks_length
-from fractrain_fx.engine.steered import levels_of
+from fractrain_fx.engine.steered import SteeredModel, levels_of
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.model import FracModel
 
-__all__ = ["check_stage_steps", "engine_for", "tell_length", "waits_for_length"]
+__all__ = ["check_stage_steps", "engine_for", "waits_for_length"]
 
 
-def waits_for_length(model: FracModel) -> bool:
+def waits_for_length(model: SteeredModel) -> bool:
     """Whether the model's schedule divides a run whose length its configuration does not say."""
     return lacks_length(model.frac_config, levels_of(model))
 
@@ -32,32 +31,27 @@ def check_stage_steps(stage_steps: int | None, every: Amount | None = None) -> N
         )
 
 
-def engine_for(model: FracModel, *, stage_steps: int | None, epochs: int | None, steps: int | None) -> Engine:
-    """The engine of a model in a loop of known length; a length in the model's configuration divides the run.
+def engine_for(
+    model: SteeredModel, engine: Engine | None, *, stage_steps: int | None, epochs: int | None, steps: int | None
+) -> Engine:
+    """The engine of a loop, which is told the loop's length; a length in the model's configuration divides the run.
 
-    ``stage_steps`` are optimizer steps of an epoch of the ledger; by default these are the loop's epochs. ``epochs`` is
-    ``None`` if the loop has no fixed number.
+    Args:
+        model: the model that the loop trains.
+        engine: its engine, if there is one already.
+        stage_steps: optimizer steps of an epoch of the ledger; by default these are the loop's epochs.
+        epochs: of the loop; ``None`` if it has no fixed number.
+        steps: optimizer steps of the loop; ``None`` if it has no fixed number.
     """
-    every = model.frac_config.schedule.every
-    if not waits_for_length(model):
-        engine = Engine(model)
-    elif every is None:
-        engine = Engine(model, epochs=_ledger_epochs(stage_steps, epochs, steps))
-    else:
-        engine = Engine(model, length=Steps(steps) if steps is not None and isinstance(every, Steps) else None)
-    tell_length(engine, stage_steps=stage_steps, epochs=epochs, steps=steps)
+    if stage_steps is not None:
+        epochs = None if steps is None else math.ceil(steps / stage_steps)
+    if engine is None:
+        every = model.frac_config.schedule.every
+        if not waits_for_length(model):
+            engine = Engine(model)
+        elif every is None:
+            engine = Engine(model, epochs=epochs)
+        else:
+            engine = Engine(model, length=Steps(steps) if steps is not None and isinstance(every, Steps) else None)
+    engine.expect(epochs=epochs, steps=steps if stage_steps is None else None)
     return engine
-
-
-def tell_length(engine: Engine, *, stage_steps: int | None, epochs: int | None, steps: int | None) -> None:
-    """Tell an engine how long the loop around it is; the arguments are those of :func:`engine_for`."""
-    engine.expect(
-        epochs=_ledger_epochs(stage_steps, epochs, steps),
-        steps=steps if stage_steps is None else None,
-    )
-
-
-def _ledger_epochs(stage_steps: int | None, epochs: int | None, steps: int | None) -> int | None:
-    if stage_steps is None:
-        return epochs
-    return None if steps is None else math.ceil(steps / stage_steps)

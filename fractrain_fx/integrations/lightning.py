@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import ConfigError, CostTermError, require_packages
 from fractrain_fx.integrations.find import model_in
-from fractrain_fx.integrations.length import check_stage_steps, engine_for, tell_length
+from fractrain_fx.integrations.length import check_stage_steps, engine_for
 from fractrain_fx.numerics import Watch
 
 try:
@@ -71,12 +71,9 @@ class FracTrainCallback(Callback):
         check_stage_steps(self._stage_steps, model.frac_config.schedule.every)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        model = model_in(pl_module) if self._engine is None else self._engine.model
         epochs, steps = self._length(trainer, pl_module)
-        if self._engine is None:
-            model = model_in(pl_module)
-            self._engine = engine_for(model, stage_steps=self._stage_steps, epochs=epochs, steps=steps)
-        else:
-            tell_length(self._engine, stage_steps=self._stage_steps, epochs=epochs, steps=steps)
+        self._engine = engine_for(model, self._engine, stage_steps=self._stage_steps, epochs=epochs, steps=steps)
         if self._state is not None:
             self.engine.load_state_dict(self._state)
             self._state = None

@@ -121,9 +121,8 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
     return rows
 
 
-def allocation_rows(run: Run, epochs: Iterable[int] | None = None) -> list[Row]:
-    """For each block and option the share of samples that chose it, in some epochs or all; for gated runs."""
-    wanted = None if epochs is None else set(epochs)
+def allocation_rows(run: Run) -> list[Row]:
+    """For each block and option the share of samples that chose it, in each epoch; for gated runs."""
     bits = [None if name.startswith("option") else Precision.parse(name).fw for name in run.options]
     return [
         {
@@ -135,7 +134,6 @@ def allocation_rows(run: Run, epochs: Iterable[int] | None = None) -> list[Row]:
             "share": 100 * share,
         }
         for record in run.records
-        if wanted is None or record.row.epoch in wanted
         for block, shares in record.row.options.items()
         for order, (option, share) in enumerate(zip(run.options, shares, strict=True))
     ]

@@ -24,6 +24,7 @@ from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet
 from fractrain_fx.report.theme import THEMES, vega_config
 from fractrain_fx.summary.numbers import plain_number
+from fractrain_fx.training.log.records import SETTINGS
 
 __all__ = ["pack_rows", "render_page", "write_plots"]
 
@@ -34,13 +35,13 @@ _SCALE = 2.0  # PNG pixels for each SVG pixel
 _CANVAS_ROWS = 2000  # for more rows a browser draws one canvas quicker than many elements
 
 
-def render_page(runs: Sequence[Run], sheet: Sheet, title: str = "FracTrain report") -> str:
+def render_page(runs: Sequence[Run], sheet: Sheet) -> str:
     """The whole page as text; it needs no other file and no network."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATE), autoescape=True, undefined=jinja2.StrictUndefined
     )
     return environment.get_template("page.html.j2").render(
-        title=title,
+        title="FracTrain report",
         subtitle=_subtitle(runs),
         version=version("fractrain_fx"),
         summary=_summary(runs),
@@ -184,7 +185,7 @@ def _commands(run: Run) -> list[dict[str, str]]:
         for start in run.starts
     ]
     if not commands and run.settings is not None:
-        again = f"fractrain train --config {run.path / 'config.yaml'}"
+        again = f"fractrain train --config {run.path / SETTINGS}"
         commands.append({"text": again, "about": "How it was started was not kept; this repeats it with its settings."})
     return commands
 

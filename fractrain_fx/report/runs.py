@@ -7,19 +7,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from fractrain_fx.engine.rows import EpochRow, turning_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import SAMPLES, Sample, read_samples
-from fractrain_fx.training.log.records import METRICS, RESULT, STARTS, EpochRecord, Start
+from fractrain_fx.training.log.records import METRICS, RESULT, SETTINGS, STARTS, EpochRecord, Start
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.settings import RunSettings
 
 __all__ = ["Run", "StageSpan", "read_run", "read_runs"]
 
-_SETTINGS = "config.yaml"
 _TARGET = re.compile(r"cp (\S+) %")
 
 
@@ -86,12 +86,8 @@ class Run:
     @cached_property
     def stages(self) -> tuple[StageSpan, ...]:
         """The stages in time order; a cyclic schedule returns to earlier ones."""
-        groups: list[list[EpochRecord]] = []
-        for part in (part for record in self.records for part in _parts(record)):
-            if not groups or groups[-1][0].row.stage != part.row.stage:
-                groups.append([])
-            groups[-1].append(part)
-        return tuple(_stage(group) for group in groups)
+        parts = (part for record in self.records for part in _parts(record))
+        return tuple(_stage(group) for _, group in groupby(parts, lambda part: part.row.stage))
 
     @property
     def turning_points(self) -> tuple[int, ...]:
@@ -163,14 +159,14 @@ def read_run(path: Path, name: str | None = None) -> Run:
     starts: tuple[Start, ...] = ()
     samples: tuple[Sample, ...] = ()
     if path.is_dir():
-        if (path / _SETTINGS).is_file():
-            settings = RunSettings.from_yaml(path / _SETTINGS)
+        if (path / SETTINGS).is_file():
+            settings = RunSettings.from_yaml(path / SETTINGS)
         if (path / STARTS).is_file():
             starts = _read_starts(path / STARTS)
         if (path / RESULT).is_file():
             result = RunResult.from_json(path / RESULT)
         if (path / SAMPLES).is_file():
-            samples = _read_samples(path)
+            samples = read_samples(path)
     if result is not None and result.epochs != (last := records[-1].row.epoch):
         raise RunError(
             f"{path / RESULT} is about {result.epochs} epochs and {metrics} ends with epoch {last}: they belong to "
@@ -194,7 +190,7 @@ def _refuse_other_options(record: EpochRecord, settings: RunSettings, path: Path
     for block, shares in record.row.options.items():
         if len(shares) != known:
             raise RunError(
-                f"{path / METRICS} has {len(shares)} options for {block}, and {path / _SETTINGS} names {known}: they "
+                f"{path / METRICS} has {len(shares)} options for {block}, and {path / SETTINGS} names {known}: they "
                 "belong to different runs. Restore the one that was changed"
             )
 
@@ -212,7 +208,7 @@ def _nothing_there(path: Path) -> str:
         return f"{path} does not exist: give the folder that fractrain train wrote to (its last line names it)"
     if (path / RESULT).is_file():
         return f"{path} has a result and no {METRICS}, of which a report is made: restore that file from a copy"
-    if (path / _SETTINGS).is_file():
+    if (path / SETTINGS).is_file():
         return (
             f"the run in {path} has not finished its first epoch, so there is nothing to report yet: wait for it, or "
             f"go on with fractrain train --resume {path}"
@@ -258,13 +254,6 @@ def _read_starts(path: Path) -> tuple[Start, ...]:
         return tuple(Start(**json.loads(line)) for line in _lines(path))
     except (ValueError, TypeError) as error:
         raise RunError(f"{path} holds no commands of a run ({error}): remove it, or restore it from a copy") from error
-
-
-def _read_samples(path: Path) -> tuple[Sample, ...]:
-    try:
-        return tuple(read_samples(path))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path / SAMPLES} holds no samples of a run ({error}): remove it") from error
 
 
 def _lines(path: Path) -> list[str]:

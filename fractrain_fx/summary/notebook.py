@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from fractrain_fx.summary.rows import COLUMNS, Row
@@ -21,7 +21,7 @@ def table(title: str, rows: Sequence[Row], notes: Sequence[str], loud: str = "")
         f'<th scope="col" style="{_CELL}{_LINE}text-align:{_side(i)}">{escape(column)}</th>'
         for i, column in enumerate(COLUMNS)
     )
-    lines = "".join(_line(row, depth) for row, depth in _walk(rows, 0))
+    lines = "".join(_line(row, depth) for top in rows for row, depth in top.walk())
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
         '<div style="overflow-x:auto;color:inherit">'
@@ -30,12 +30,6 @@ def table(title: str, rows: Sequence[Row], notes: Sequence[str], loud: str = "")
         f'<caption style="text-align:left;font-weight:600;color:inherit">{escape(title)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table><ul>{items}</ul></div>"
     )
-
-
-def _walk(rows: Sequence[Row], depth: int) -> Iterator[tuple[Row, int]]:
-    for row in rows:
-        yield row, depth
-        yield from _walk(row.below, depth + 1)
 
 
 def _line(row: Row, depth: int) -> str:

@@ -10,11 +10,11 @@ __all__ = ["plain_number", "short_number", "time_unit"]
 _TIMES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
 
 
-def plain_number(value: float, digits: int = 3) -> str:
-    """A number in at least so many digits, and without an exponent."""
+def plain_number(value: float) -> str:
+    """A number in at least three digits, and without an exponent."""
     if not value or not math.isfinite(value):
         return f"{value:g}"
-    after = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    after = max(2 - math.floor(math.log10(abs(value))), 0)
     return f"{value:.{after}f}"
 
 

@@ -58,11 +58,11 @@ class Row:
             "\n".join(part for part in (self.precision, self.shapes) if part),
         )
 
-    def walk(self) -> Iterator[Row]:
-        """This row and all below it, in order."""
-        yield self
+    def walk(self, depth: int = 0) -> Iterator[tuple[Row, int]]:
+        """This row and all below it, in order, each with its depth."""
+        yield self, depth
         for row in self.below:
-            yield from row.walk()
+            yield from row.walk(depth + 1)
 
 
 def tree(
@@ -76,14 +76,14 @@ def tree(
 ) -> list[Row]:
     """Rows for every block and for every op outside of blocks, in order; with ``show_ops`` for every op."""
     total = sum(op.macs or 0 for op in ops)
-    inside = {block.name: [op for op in ops if op.block == block.name] for block in blocks}
     order = {op.name: index for index, op in enumerate(ops)}
     placed = []
     for block in blocks:
-        row = _block_row(block, inside[block.name], gates, options, total)
-        row.shapes = shapes.get(block.name, "")
+        own = [op for op in ops if op.block == block.name]
+        row = Row(block.name, "block", total, len(own), block.macs, block.skip, gates.get(block.name))
+        row.precision, row.shapes = _precisions(block, own, options), shapes.get(block.name, "")
         if show_ops:
-            row.below = [_op_row(op, within_block(op.name, block.name), total, shapes) for op in inside[block.name]]
+            row.below = [_op_row(op, within_block(op.name, block.name), total, shapes) for op in own]
         placed.append((order[block.ops[0]], block.name, row))
     placed += [(order[op.name], op.name, _op_row(op, op.name, total, shapes)) for op in ops if op.block is None]
     top = Row("", "module", total)
@@ -91,12 +91,6 @@ def tree(
         _hang(top, path, row)
     _sum_up(top)
     return _joined(top).below
-
-
-def _block_row(block: Block, ops: list[Op], gates: Mapping[str, GateSize], options: Sequence[str], total: int) -> Row:
-    row = Row(block.name, "block", total, len(ops), block.macs, block.skip, gates.get(block.name))
-    row.precision = _precisions(block, ops, options)
-    return row
 
 
 def _op_row(op: Op, name: str, total: int, shapes: Mapping[str, str]) -> Row:

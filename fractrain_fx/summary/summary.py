@@ -117,8 +117,10 @@ class Summary:
         return capture.get()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
         if self.loud:
-            yield text.loud(self.loud)
+            yield Text(self.loud, style=text.LOUD)
         yield text.table(self._title, self.rows(), options.max_width)
         yield from self._notes()
         if self.steps:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["LOUD", "WIDE", "columns_or", "fits", "loud", "table"]
+__all__ = ["LOUD", "WIDE", "columns_or", "fits", "table"]
 
 LOUD = "bold yellow"
 """The style of a line that a reader must not miss."""
@@ -81,13 +81,6 @@ def _fitted(guide: str, name: str, longest: int) -> Text:
 
     room = max(longest - len(guide), _SHORTEST)
     return Text(guide + (name if len(name) <= room else f"…{name[1 - room :]}"))
-
-
-def loud(line: str) -> Text:
-    """A line that stands out on a terminal."""
-    from rich.text import Text
-
-    return Text(line, style=LOUD)
 
 
 def _lines(rows: Sequence[Row], indent: str, above: str | None) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -191,15 +191,12 @@ def _require_setting(name: str, equals: str) -> None:
     known = _settings()
     if name not in known:
         if name in GROUPS:
-            raise ConfigError(f"--set {name} is a group of settings: write one of {', '.join(_within(name, known))}")
+            parts = [setting for setting in known if setting.startswith(f"{name}.")]
+            raise ConfigError(f"--set {name} is a group of settings: write one of {', '.join(parts)}")
         close = near(name, known) or near(name, {setting.rpartition(".")[2] for setting in known})
         raise ConfigError(f"--set {name}: a run has no such setting.{close} '{_LIST_ALL}' lists all")
     if not equals:
         raise ConfigError(f"--set {name} has no value: write --set {name}=VALUE (default: {known[name][0]})")
-
-
-def _within(group: str, known: Mapping[str, Any]) -> list[str]:
-    return [name for name in known if name.startswith(f"{group}.")]
 
 
 def _value(text: str) -> Any:

@@ -100,8 +100,10 @@ def _from_timm(name: str, data: DataSet | None, image_size: int | None) -> Built
 
     if not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
-    if data is not None:
-        _needs(data, "classification", f"timm:{name}")
+    if data is not None and data.task != "classification":
+        raise ModelError(
+            f"timm:{name} is for classification, {data.name!r} is for {data.task}: choose another data set or model"
+        )
     fixed = bool(timm.get_pretrained_cfg_value(name, "fixed_input_size"))
     changes: dict[str, Any] = {"img_size": image_size} if fixed and image_size else {}
     changes |= {} if data is None else {"num_classes": data.classes}
@@ -243,11 +245,6 @@ def _fits(parameters: Iterable[str], name: str, data: DataSet) -> None:
         raise ModelError(
             f"{name} takes {other}, so it does not fit {data.name!r} ({data.task}): choose another data set or model"
         )
-
-
-def _needs(data: DataSet, task: str, name: str) -> None:
-    if data.task != task:
-        raise ModelError(f"{name} is for {task}, {data.name!r} is for {data.task}: choose another data set or model")
 
 
 def _unknown(source: str, name: str, known: Iterable[str]) -> ModelError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,21 +27,15 @@ class Objective:
     """Cross-entropy, and accuracy (per cent) for classification or perplexity (its exponential) for language.
 
     Attributes:
-        metric: name of the measure.
-        higher_is_better: whether a higher value is better.
-        classes: number of classes or tokens.
+        metric: name of the measure; ``accuracy`` is better where it is higher, ``perplexity`` where it is lower.
     """
 
-    metric: str
-    higher_is_better: bool
-    classes: int
+    metric: Literal["accuracy", "perplexity"]
 
     @classmethod
     def of(cls, data: DataSet) -> Objective:
         """The objective of a data set's task."""
-        if data.task == "classification":
-            return cls("accuracy", True, data.classes)
-        return cls("perplexity", False, data.classes)
+        return cls("accuracy" if data.task == "classification" else "perplexity")
 
     def loss(self, logits: Float[Tensor, "*batch classes"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, ""]:
         """Mean cross-entropy over samples (and positions)."""
@@ -71,7 +65,7 @@ class Objective:
         """Whether ``new`` is finite and better than ``old``, or ``old`` is ``None``."""
         if old is None or not math.isfinite(new):
             return math.isfinite(new)
-        return new > old if self.higher_is_better else new < old
+        return new > old if self.metric == "accuracy" else new < old
 
     @staticmethod
     def logits(output: Any) -> Float[Tensor, "*batch classes"]:

@@ -16,10 +16,9 @@ from fractrain_fx.model import FracModel
 from fractrain_fx.training.building import prepare_rounding
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
 from fractrain_fx.training.folder.checkpoint import latest_checkpoint, newest_checkpoint
-from fractrain_fx.training.folder.earlier import holds_run, set_aside
-from fractrain_fx.training.folder.held import HeldFolder, hold, hold_new, hold_together
+from fractrain_fx.training.folder.held import HeldFolder, hold, hold_new, hold_together, holds_run, set_aside
 from fractrain_fx.training.log import new_console
-from fractrain_fx.training.log.records import STARTS
+from fractrain_fx.training.log.records import SETTINGS, STARTS
 from fractrain_fx.training.models import BuiltModel, build_model
 from fractrain_fx.training.objective import check_outputs
 from fractrain_fx.training.processes import make_accelerator, seed_all
@@ -29,7 +28,6 @@ from fractrain_fx.training.trainer import Trainer
 __all__ = ["build", "build_trainer", "can_resume", "hold_folder", "new_run", "resume_run"]
 __all__ += ["settings_in", "trained_model"]
 
-_SETTINGS = "config.yaml"
 _PRETRAINING = "pretrain"
 _RUNS = Path("runs")
 
@@ -244,7 +242,7 @@ def _set_aside(out: Path) -> list[str]:
 
 def can_resume(out: Path) -> bool:
     """Whether ``out`` is the folder of a run."""
-    return (out / _SETTINGS).is_file()
+    return (out / SETTINGS).is_file()
 
 
 def settings_in(out: Path) -> RunSettings:
@@ -254,8 +252,8 @@ def settings_in(out: Path) -> RunSettings:
         RunError: there is no run.
     """
     if not can_resume(out):
-        raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
-    return RunSettings.from_yaml(out / _SETTINGS)
+        raise RunError(f"{out} holds no run (no {SETTINGS}): give the folder that fractrain train wrote to")
+    return RunSettings.from_yaml(out / SETTINGS)
 
 
 def _chosen(settings: RunSettings, model: FracModel) -> RunSettings:
@@ -265,7 +263,7 @@ def _chosen(settings: RunSettings, model: FracModel) -> RunSettings:
 
 def _keep_settings(settings: RunSettings, out: Path) -> None:
     if is_first():
-        settings.to_yaml(out / _SETTINGS)
+        settings.to_yaml(out / SETTINGS)
 
 
 def _name(settings: RunSettings) -> str:

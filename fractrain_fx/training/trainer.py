@@ -23,12 +23,11 @@ from fractrain_fx.summary import summarize
 from fractrain_fx.summary.text import LOUD
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
-from fractrain_fx.training.folder.earlier import holds_run
-from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together
+from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together, holds_run
 from fractrain_fx.training.folder.schema import STATE, TENSORS, reading
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
-from fractrain_fx.training.log.alarm import Alarm, watch_run
+from fractrain_fx.training.log.alarm import Alarm
 from fractrain_fx.training.log.extremes import Extremes, write_samples
 from fractrain_fx.training.log.messages import EXPLANATION, StepReport, announcement, bits_line, epoch_bits, epoch_line
 from fractrain_fx.training.log.records import RESULT, EpochRecord, Evaluation, Start
@@ -125,9 +124,8 @@ class Trainer:
             lost = latest_checkpoint(self.out) is None
             way_out = "its checkpoint is gone, so move its files away" if lost else "call resume() first"
             raise RunError(f"{self.out} holds a run: {way_out}, or write to another folder")
-        epoch, active, console = self._progress.epoch, self.is_main, self._console
-        step, batches, done = self._length.steps_before(epoch), *map(self._length.batches_before, (self.epochs, epoch))
-        with RunLog(self.out, batches, done=done, epoch=epoch, step=step, active=active, console=console) as log:
+        epoch, active = self._progress.epoch, self.is_main
+        with RunLog(self.out, self._length, epoch=epoch, active=active, console=self._console) as log:
             log.say(EXPLANATION)
             if loud := summarize(self.model).loud:
                 log.say(loud, LOUD)
@@ -138,8 +136,7 @@ class Trainer:
             if begins:
                 self._save()  # so that a run that is interrupted at once can continue too
             try:
-                watched = watch_run(self._prepared.module, self.watched_every, self.out, done, log.numerics)
-                with self._interrupt, watched:
+                with self._interrupt, log.watching(self._prepared.module, self.watched_every):
                     while self._progress.epoch < self.epochs:
                         self._train_epoch(log)
             except NonFiniteLossError as error:
@@ -277,7 +274,9 @@ class Trainer:
             if reports:
                 place = self._length.place(epoch, number)
                 report = StepReport.at(place, self.model, self.engine, loss, prepared.rate)
-                self._alarm.report(log, report, (inputs, targets) if processes == 1 else None)
+                log.report(report)
+                if processes == 1 and (line := self._alarm.jumped(report.loss, inputs, targets)) is not None:
+                    log.say(line)
 
     def _forward(self, module: Any, inputs: Tensor) -> Tensor:
         named = {} if self.input_name is None else {self.input_name: inputs}

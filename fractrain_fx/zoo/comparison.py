@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fractrain_fx.errors import RunError
+from fractrain_fx.training.log.records import RESULT, SETTINGS
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.expected import Expected, expected
@@ -145,10 +146,10 @@ def read_run(folder: Path) -> tuple[str, RecipeResult]:
         RunError: the folder has no finished run, or the run has no recipe.
     """
     try:
-        settings = RunSettings.from_yaml(folder / "config.yaml")
+        settings = RunSettings.from_yaml(folder / SETTINGS)
     except (OSError, ValueError) as error:
         raise RunError(f"{folder} holds no finished run of fractrain train: {error}") from error
-    result = RunResult.from_json(folder / "result.json")
+    result = RunResult.from_json(folder / RESULT)
     if settings.recipe is None:
         raise RunError(f"the run in {folder} follows no recipe: start it with fractrain train --recipe NAME")
     best, end = (result.hardware[until]["steered"] for until in ("best", "end"))

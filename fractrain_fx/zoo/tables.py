@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -58,25 +59,19 @@ def comparison_table(table: str, rows: Sequence[PaperComparison]) -> Table:
     for index, heading in enumerate(_HEADINGS):
         head = heading.replace(": ", "\n") if ": " in heading else heading.replace(", ", "\n")
         shown.add_column(head, justify="left" if index == 0 else "right", no_wrap=True)
-    group = None
-    for row in rows:
-        if (title := _group(row)) != group:
-            group = title
-            shown.add_row(f"[bold]{escape(title)}[/bold]")
-        for cells in _cells(row):
-            shown.add_row(*(escape(cell) for cell in cells))
+    for title, group in groupby(rows, _group):
+        shown.add_row(f"[bold]{escape(title)}[/bold]")
+        for cells in chain.from_iterable(map(_cells, group)):
+            shown.add_row(*map(escape, cells))
     return shown
 
 
 def comparison_lines(table: str, rows: Sequence[PaperComparison]) -> Iterator[RenderableType]:
     """The table for a terminal that is too narrow for it: each run with its numbers below, in words."""
     yield Text(f"{_title(table)}: {TABLES[table]}", style="table.title")
-    group = None
-    for row in rows:
-        if (title := _group(row)) != group:
-            group = title
-            yield Text(f"\n{title}", style="bold")
-        for name, *numbers in _cells(row):
+    for title, group in groupby(rows, _group):
+        yield Text(f"\n{title}", style="bold")
+        for name, *numbers in chain.from_iterable(map(_cells, group)):
             words = "; ".join(f"{head} {cell}" for head, cell in zip(_NAMES, numbers, strict=True) if cell)
             yield Padding(Text(name.strip()), (0, 0, 0, 2))
             yield Padding(Text(words), (0, 0, 0, 6))
@@ -85,12 +80,9 @@ def comparison_lines(table: str, rows: Sequence[PaperComparison]) -> Iterator[Re
 def markdown_table(rows: Sequence[PaperComparison]) -> str:
     """The table in Markdown."""
     lines = ["| " + " | ".join(_HEADINGS) + " |", "|---" + "|---:" * (len(_HEADINGS) - 1) + "|"]
-    group = None
-    for row in rows:
-        if (title := _group(row)) != group:
-            group = title
-            lines.append(f"| **{title}** |" + " |" * (len(_HEADINGS) - 1))
-        lines += ["| " + " | ".join(cells) + " |" for cells in _cells(row)]
+    for title, group in groupby(rows, _group):
+        lines.append(f"| **{title}** |" + " |" * (len(_HEADINGS) - 1))
+        lines += ["| " + " | ".join(cells) + " |" for row in group for cells in _cells(row)]
     return "\n".join(lines) + "\n"
 
 

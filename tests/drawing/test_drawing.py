@@ -104,7 +104,7 @@ def test_skip_paths_lead_past_the_block_to_its_add() -> None:
     skips = [(arrow.source, arrow.target) for arrow in fine.arrows if arrow.kind == "skip"]
     assert skips == [("op 0", "add 1")]
     assert Arrow("op 2.shortcut", "add 2", "data") in fine.arrows
-    assert [shape.forward for shape in drawn.shapes.values() if shape.id == "block 1"] == [(2, 6)]
+    assert [shape.bits["forward"] for shape in drawn.shapes.values() if shape.id == "block 1"] == [(2, 6)]
 
 
 def test_masks_are_inputs_of_blocks_and_shapes_are_drawn_on_request() -> None:

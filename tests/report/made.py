@@ -16,6 +16,7 @@ from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import price_run
 from fractrain_fx.nn.cost import Cost, CostMeter, Forward
 from fractrain_fx.training import RunResult, RunSettings, TrainSettings
+from fractrain_fx.training.length import RunLength
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.messages import epoch_bits
 from fractrain_fx.training.log.records import EpochRecord, Start, keep_start
@@ -85,7 +86,7 @@ def make_run(out: Path, epochs: int = 160) -> RunResult:
     steered = Steered(model)
     engine, prices = Engine(steered), StepPrices(model, BATCH)
     seconds, turned, values = 0.0, 0, []
-    with RunLog(out, epochs, console=Console(quiet=True)) as log:
+    with RunLog(out, RunLength(loop, 1), console=Console(quiet=True)) as log:
         for epoch in range(1, epochs + 1):
             for _ in range(2):
                 level = engine.level

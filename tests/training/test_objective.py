@@ -11,7 +11,7 @@ from torch import Tensor
 from fractrain_fx.training.objective import Objective
 
 TOKENS = 65
-OBJECTIVE = Objective("perplexity", False, TOKENS)
+OBJECTIVE = Objective("perplexity")
 
 
 def outputs() -> tuple[Tensor, Tensor]:
@@ -44,5 +44,5 @@ def test_batches_add_up_by_their_targets() -> None:
 
 def test_accuracy_is_the_share_of_right_answers_in_per_cent() -> None:
     logits, targets = torch.eye(4), torch.tensor([0, 1, 2, 0])
-    _, accuracy = Objective("accuracy", True, 4).read(Objective.sums(logits, targets))
+    _, accuracy = Objective("accuracy").read(Objective.sums(logits, targets))
     assert accuracy == 75.0

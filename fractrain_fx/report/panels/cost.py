@@ -24,7 +24,8 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
     finished = [run for run in runs if run.result is not None]
     if not finished:
         return None
-    unmeasured = [run.name for run in finished if run.result is not None and not run.result.best_epoch]
+    results = {run.name: run.result for run in runs if run.result is not None}
+    unmeasured = [name for name, result in results.items() if not result.best_epoch]
     members = {"end": finished, "best": [run for run in finished if run.name not in unmeasured]}
     scopes = {scope: words for scope, words in _SCOPES.items() if members[scope]}
     for scope in scopes:
@@ -34,11 +35,9 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
     plots = tuple(f"{quantity}-end" for quantity in frames.QUANTITIES)
     numbers = tuple(Column(name, title, "e3" if name == "macs" else "g4") for name, title in _MEASURES.items())
     totals = []
-    for run in finished:
-        if run.result is not None:
-            total = run.result.hardware["end"]["total"]
-            amounts = f"{total['macs']:.4g} MACs, {total['joules']:.4g} J, {total['seconds']:.4g} s"
-            totals.append(f"{run.name}: {amounts}.")
+    for name, result in results.items():
+        total = result.hardware["end"]["total"]
+        totals.append(f"{name}: {total['macs']:.4g} MACs, {total['joules']:.4g} J, {total['seconds']:.4g} s.")
     variants = {
         f"{quantity}-{scope}": Rendering(
             _paths_chart(quantity, f"paths-{scope}", len(members[scope])),
@@ -76,9 +75,9 @@ def costs(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mappi
         )
         figures.append(Figure(f"blocks-{slug}", caption, columns, by_block, width=width_of(len(finished)), plots=plots))
     notes = []
-    for run in finished:
-        if run.result is not None and (ops := run.result.hardware["end"]["unpriced"]):
-            notes.append(f"BitFusion has no price for {len(ops)} ops of {run.name}, such as {', '.join(ops[:3])}.")
+    for name, result in results.items():
+        if ops := result.hardware["end"]["unpriced"]:
+            notes.append(f"BitFusion has no price for {len(ops)} ops of {name}, such as {', '.join(ops[:3])}.")
     if unmeasured:
         notes.append(f"{', '.join(unmeasured)}: no finite measure, so no best evaluation to sum cost up to.")
     return Panel(

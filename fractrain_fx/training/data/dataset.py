@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +26,10 @@ class ImageFiles:
     Attributes:
         paths: the files.
         targets: class number of each file.
-        transform: takes the side of the images and whether to augment them; returns the function from an opened image
-            to a normalised tensor.
     """
 
     paths: tuple[str, ...]
     targets: Int[Tensor, " n"]
-    transform: Callable[[int, bool], Callable[[Any], Tensor]]
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from fractrain_fx.errors import DataError
 from fractrain_fx.training.data.dataset import DataSet, ImageFiles
 
-__all__ = ["load_image_folder", "read_batches"]
+__all__ = ["image_transform", "load_image_folder", "read_batches"]
 
 _SIDE = 224
 
@@ -46,15 +46,16 @@ def _listed(folder: Path) -> tuple[list[str], ImageFiles]:
     except FileNotFoundError as error:  # also where a class has no images
         raise DataError(f"{folder} is not a folder with one folder of images for each class: {error}") from error
     paths, targets = zip(*images.samples, strict=True)
-    return images.classes, ImageFiles(tuple(paths), torch.tensor(targets), _transform)
+    return images.classes, ImageFiles(tuple(paths), torch.tensor(targets))
 
 
-def _transform(side: int, training: bool) -> Callable[[Any], Tensor]:
+def image_transform(side: int, augment: bool) -> Callable[[Any], Tensor]:
+    """The function from an opened image to a normalised tensor of a side; ``augment``: as in training."""
     from timm.data.transforms_factory import create_transform
 
     colours: Any = None  # its annotation knows only numbers
     transform: Callable[[Any], Tensor] = create_transform(
-        (3, side, side), is_training=training, color_jitter=colours, interpolation="bilinear"
+        (3, side, side), is_training=augment, color_jitter=colours, interpolation="bilinear"
     )
     return transform
 

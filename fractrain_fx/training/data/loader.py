@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from fractrain_fx.errors import DataError
 from fractrain_fx.training.data.dataset import DataSet, ImageFiles
-from fractrain_fx.training.data.imagenet import read_batches
+from fractrain_fx.training.data.imagenet import image_transform, read_batches
 
 __all__ = ["CropFlip", "Loader", "Share", "by_name", "make_loader"]
 
@@ -158,7 +158,7 @@ class FileLoader(Loader):
     def _read(self, *, train: bool, batches: list[list[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor]]:
         side = self._data.shape[1] if self._data.shape is not None else self._data.side
         files = cast(ImageFiles, self._data.train if train else self._data.test)
-        transform = files.transform(side, train and self._data.augmentations[0] == "timm")
+        transform = image_transform(side, train and self._data.augmentations[0] == "timm")
         for inputs, targets in read_batches(files, transform, batches, self._share.workers):
             yield inputs.to(self._share.device), targets.to(self._share.device)
 

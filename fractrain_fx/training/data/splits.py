@@ -103,4 +103,4 @@ def _take(samples: Samples, rows: Bool[Tensor, " n"], targets: Int[Tensor, " n"]
     if isinstance(samples, TensorDataset):
         return TensorDataset(samples.tensors[0][rows], targets)
     paths = tuple(samples.paths[index] for index in rows.nonzero().flatten().tolist())
-    return ImageFiles(paths, targets, samples.transform)
+    return ImageFiles(paths, targets)

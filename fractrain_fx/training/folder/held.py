@@ -1,4 +1,4 @@
-"""The folder of a run: a new one, or one that is named, for a single process to write to."""
+"""The folder of a run: a new one, or one that is named, for a single process to write to; files of an earlier run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING
 from fractrain_fx.durable import require_folder, write_text, writing
 from fractrain_fx.engine.distributed import on_first
 from fractrain_fx.errors import RunError, require_packages
+from fractrain_fx.numerics.records import FILE
+from fractrain_fx.training.folder.checkpoint import latest_checkpoint
+from fractrain_fx.training.log.records import METRICS, RESULT
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-__all__ = ["HeldFolder", "hold", "hold_new", "hold_together"]
+__all__ = ["HeldFolder", "hold", "hold_new", "hold_together", "holds_run", "set_aside"]
 
 _LOCK, _HOLDER = ".lock", ".holder.json"
 
@@ -136,6 +139,26 @@ def hold_together(take: Callable[[], HeldFolder]) -> HeldFolder:
     return taken[0] if taken else HeldFolder(path)
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a folder has a checkpoint, metrics or a result, so that no new run may start in it."""
+    return latest_checkpoint(folder) is not None or any(_is_written(folder / name) for name in (METRICS, RESULT))
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """Rename the files of an earlier run without a checkpoint to names such as ``metrics-before-1.jsonl``.
+
+    Returns:
+        The files under their new names.
+
+    Raises:
+        RunError: the folder cannot be written to.
+    """
+    files = [path for name in (METRICS, RESULT, FILE) if _is_written(path := folder / name)]
+    number = next(number for number in count(1) if not any(_before(path, number).exists() for path in files))
+    with writing(folder):
+        return [path.rename(_before(path, number)) for path in files]
+
+
 def _make(path: Path) -> list[Path]:
     """Make a folder and those above it; returns the ones that were missing, innermost first."""
     require_folder(path)
@@ -165,3 +188,11 @@ def _holder(path: Path) -> str:
         return "process {pid} on {host}, since {since} ({command})".format(**about)
     except (OSError, ValueError, KeyError, TypeError):  # not written yet
         return "it has just started"
+
+
+def _is_written(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _before(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}-before-{number}{path.suffix}")

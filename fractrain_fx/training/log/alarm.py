@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import NonFiniteLossError, next_sentence
-from fractrain_fx.numerics import Watch, examine
+from fractrain_fx.numerics import examine
 from fractrain_fx.training.objective import Objective
 
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
-    from fractrain_fx.numerics import WatchedStep
-    from fractrain_fx.training.log.messages import StepReport
-    from fractrain_fx.training.log.run_log import RunLog
 
-__all__ = ["Alarm", "watch_run"]
+__all__ = ["Alarm"]
 
 _COMPARED = 10  # losses that a loss is compared with
 _DEVIATIONS = 6.0
@@ -52,12 +46,6 @@ class Alarm:
             diagnosis = self._examine(inputs, targets)
             raise NonFiniteLossError(f"{error}{next_sentence(diagnosis)}") from error
 
-    def report(self, log: RunLog, report: StepReport, batch: tuple[Tensor, Tensor] | None) -> None:
-        """Report a step, and a loss that jumps; ``batch`` is ``None`` if other processes train with this one."""
-        log.report(report)
-        if batch is not None and (line := self.jumped(report.loss, *batch)) is not None:
-            log.say(line)
-
     def jumped(self, loss: float, inputs: Tensor, targets: Tensor) -> str | None:
         """A line about a loss far above those before; ``None`` if it is not."""
         before = list(self._losses)
@@ -77,20 +65,3 @@ class Alarm:
         objective = self._objective
         batch = (inputs, targets) if self._input_name is None else {self._input_name: inputs}
         return examine(self._model, batch, lambda output, _: objective.criterion(output, targets))
-
-
-def watch_run(
-    module: Any, every: int | None, out: Path | None, done: int, told: Callable[[WatchedStep], None]
-) -> AbstractContextManager[object]:
-    """A context in which a run's training is watched, if ``every`` is given.
-
-    Args:
-        module: the model as training calls it.
-        every: batches from one watched step to the next.
-        out: the run's folder.
-        done: batches that a resumed run has already done.
-        told: called after each watched step.
-    """
-    if every is None:
-        return nullcontext()
-    return Watch(module, every=every, out=out, done=done, told=told)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from fractrain_fx.durable import write_text
 from fractrain_fx.engine.distributed import gather_over_ranks
+from fractrain_fx.errors import RunError
 from fractrain_fx.model import FracModel
 from fractrain_fx.nn.cost import gated_meter
 
@@ -72,11 +72,8 @@ class Extremes:
         parts = gather_over_ranks((self._count, self._held))
         total = sum(count for count, _ in parts)
         held = sorted((pair for _, part in parts for pair in part), key=lambda pair: pair[0])
-        ends = dict(enumerate(held[:_AT_EACH_END]))
-        ends |= {
-            total - 1 - i: pair for i, pair in enumerate(reversed(held[-_AT_EACH_END:])) if total - 1 - i not in ends
-        }
-        return [Sample(cp, order, _picture(x)) for order, (cp, x) in sorted(ends.items())]
+        orders = _ends(list(range(total)))
+        return [Sample(cp, order, _picture(x)) for order, (cp, x) in zip(orders, _ends(held), strict=True)]
 
 
 def write_samples(samples: list[Sample], folder: Path) -> None:
@@ -88,9 +85,16 @@ def write_samples(samples: list[Sample], folder: Path) -> None:
     write_text(folder / SAMPLES, json.dumps([asdict(sample) for sample in samples]))
 
 
-def read_samples(folder: Path) -> Iterator[Sample]:
-    """What :func:`write_samples` wrote."""
-    yield from (Sample(**values) for values in json.loads((folder / SAMPLES).read_text(encoding="utf-8")))
+def read_samples(folder: Path) -> tuple[Sample, ...]:
+    """What :func:`write_samples` wrote.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    try:
+        return tuple(Sample(**values) for values in json.loads((folder / SAMPLES).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{folder / SAMPLES} holds no samples of a run ({error}): remove it") from error
 
 
 def _ends(ordered: list[T]) -> list[T]:

@@ -16,9 +16,9 @@ from fractrain_fx.engine.rows import EpochRow
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import Sample
 
-__all__ = ["METRICS", "RESULT", "STARTS", "EpochRecord", "Evaluation", "Start", "keep_start", "kept_lines"]
+__all__ = ["METRICS", "RESULT", "SETTINGS", "STARTS", "EpochRecord", "Evaluation", "Start", "keep_start", "kept_lines"]
 
-METRICS, STARTS, RESULT = "metrics.jsonl", "starts.jsonl", "result.json"
+SETTINGS, METRICS, STARTS, RESULT = "config.yaml", "metrics.jsonl", "starts.jsonl", "result.json"
 _ROW = tuple(field.name for field in fields(EpochRow))
 
 

@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fractrain_fx.durable import write_text, writing
-from fractrain_fx.numerics import WatchedStep
+from fractrain_fx.numerics import Watch, WatchedStep
 from fractrain_fx.summary.text import columns_or
+from fractrain_fx.training.length import RunLength
 from fractrain_fx.training.log.messages import StepReport, bar_text, step_line
 from fractrain_fx.training.log.records import METRICS, kept_lines
 
@@ -41,10 +43,8 @@ class RunLog:
 
     Args:
         out: the run's folder; ``None`` writes nothing.
-        batches: training batches of the whole run.
-        done: batches that a resumed run has already done.
-        epoch: epochs that it has already done; later lines of ``metrics.jsonl`` are dropped.
-        step: optimizer steps that it has already done.
+        length: of the whole run.
+        epoch: epochs that a resumed run has already done; later lines of ``metrics.jsonl`` are dropped.
         active: whether this process reports.
         console: prints the reports.
     """
@@ -52,20 +52,19 @@ class RunLog:
     def __init__(
         self,
         out: Path | None,
-        batches: int,
+        length: RunLength,
         *,
-        done: int = 0,
         epoch: int = 0,
-        step: int = 0,
         active: bool = True,
         console: Console | None = None,
     ) -> None:
-        self._active = active
+        batches, self._done = map(length.batches_before, (length.epochs, epoch))
+        self._out, self._active = out, active
         self._metrics = out / METRICS if out is not None and active else None
         self._board: Board | None = None
         self._console = console or new_console()
         self._lines = active and not self._console.is_terminal
-        self._pace = Pace(batches - done)
+        self._pace = Pace(batches - self._done)
         self._printed = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -76,7 +75,7 @@ class RunLog:
             console=self._console,
             disable=not active or self._lines,
         )
-        self._task = self._progress.add_task("starting", total=batches, completed=done)
+        self._task = self._progress.add_task("starting", total=batches, completed=self._done)
         if self._metrics is not None:
             lines = kept_lines(self._metrics, epoch)
             if len(lines) < epoch:
@@ -84,7 +83,7 @@ class RunLog:
             if self._metrics.exists():
                 write_text(self._metrics, "".join(lines))
             if importlib.util.find_spec("tensorboard") is not None:
-                self._board = Board(self._metrics.parent, epoch=epoch, step=step)
+                self._board = Board(self._metrics.parent, epoch=epoch, step=length.steps_before(epoch))
             else:
                 self.say("TensorBoard is not installed, so no event files: pip install 'fractrain_fx[tensorboard]'")
 
@@ -123,7 +122,13 @@ class RunLog:
             self.say(step_line(report, speed, self._pace.left()))
             self._printed = time.monotonic()
 
-    def numerics(self, seen: WatchedStep) -> None:
+    def watching(self, module: Any, every: int | None) -> AbstractContextManager[object]:
+        """A context in which the training of ``module`` is watched every so many batches, if that is given."""
+        if every is None:
+            return nullcontext()
+        return Watch(module, every=every, out=self._out, done=self._done, told=self._numerics)
+
+    def _numerics(self, seen: WatchedStep) -> None:
         """Write a watched step to TensorBoard; its line of JSON is written by who watches."""
         if self._board is not None:
             self._board.numerics(seen)

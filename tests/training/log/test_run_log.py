@@ -11,13 +11,15 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fractrain_fx.model.saved.folder import Weights
-from fractrain_fx.training import new_run, resume_run
+from fractrain_fx.training import TrainSettings, new_run, resume_run
 from fractrain_fx.training.folder.checkpoint import Checkpoint, save_checkpoint
-from fractrain_fx.training.length import StepPlace
+from fractrain_fx.training.length import RunLength, StepPlace
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.messages import StepReport
 from fractrain_fx.training.log.run_log import Pace
 from tests.training.runs import settings
+
+LENGTH = RunLength(TrainSettings(epochs=1), 100)
 
 LINE = re.compile(
     r"epoch 1/2  step 2/3  stage 1/2  loss \d\.\d{4}  cp \d+\.\d\d %  \d+\.\d samples/s  lr 0\.05  left \d:\d\d:\d\d"
@@ -42,7 +44,7 @@ def report(step: int) -> StepReport:
 
 def test_without_a_terminal_a_line_comes_every_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, text = Clock(monkeypatch), io.StringIO()
-    with RunLog(None, 100, console=Console(file=text, width=200)) as log:
+    with RunLog(None, LENGTH, console=Console(file=text, width=200)) as log:
         log.begin_epoch()
         for step in range(1, 41):
             clock.now += 2
@@ -57,7 +59,7 @@ def test_without_a_terminal_a_line_comes_every_30_seconds(monkeypatch: pytest.Mo
 
 def test_a_terminal_has_a_bar_and_no_such_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, text = Clock(monkeypatch), io.StringIO()
-    with RunLog(None, 100, console=Console(file=text, width=200, force_terminal=True)) as log:
+    with RunLog(None, LENGTH, console=Console(file=text, width=200, force_terminal=True)) as log:
         clock.now += 60
         assert not log.due
         log.step(8)
