@@ -92,7 +92,7 @@ def test_a_sharded_model_has_the_names_and_the_numbers_of_a_whole_one(
     assert [name for name, _ in sharded.named_parameters()] == [name for name, _ in plain.named_parameters()]
     assert list(sharded.state_dict()) == list(plain.state_dict())
     for name, value in whole(sharded).items():
-        # FSDP adds up the gradients of what reads a choice inside a group first, so those of gates differ by a rounding.
+        # FSDP adds up the gradients of a choice's readers inside a group first, so those of gates differ by a rounding.
         rounding = 1e-5 if name.startswith(("frac.gates.", "frac.controller.")) else 0.0
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=rounding, atol=rounding / 100)
     with torch.no_grad():
