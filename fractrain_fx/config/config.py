@@ -133,11 +133,6 @@ class FracConfig:
         narrow = self.scheduled and any(stage.bw < CODE_BITS for stage in self.precision_stages)
         return usual_recipe(self.format, narrow=narrow)
 
-    @property
-    def per_product(self) -> bool:
-        """Whether each product rounds its operands anew."""
-        return self.rounds_anew(self.format)
-
     def rounds_anew(self, number_format: str) -> bool:
         """Whether each product of this format rounds its operands anew, under these settings."""
         return number_format in BLOCK_FORMATS or (number_format == "affine" and self.affine.per_product)
