@@ -233,7 +233,7 @@ class FracModel(Deployable):
         except AttributeError:
             if state is None:
                 raise
-            value = state.attribute(name)
+            value = getattr(state.original, name)
         return value if state is None else state.float_calls.looked_up(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -95,11 +95,6 @@ class ModelState:
         self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
 
     @property
-    def chain(self) -> tuple[str, ...] | None:
-        """The names of the passes, if they are not the default ones."""
-        return None if self.passes is None else tuple(type(pass_).__name__ for pass_ in self.passes)
-
-    @property
     def graphs(self) -> list[RecordedModule]:
         """The shown graphs and their copies that run."""
         return [graph for variant in self.variants for graph in variant.graphs]
@@ -164,10 +159,6 @@ class ModelState:
         if not torch.compiler.is_compiling():
             self.reach = self._frozen.follow(self.reach, self.targets)
 
-    def attribute(self, name: str) -> Any:
-        """An attribute of the original."""
-        return getattr(self.original, name)
-
     def handed_out(self, structure_changed: bool) -> nn.Module:
         """The original, for :meth:`fractrain_fx.FracModel.restore`."""
         if structure_changed:
@@ -203,7 +194,7 @@ class ModelState:
         copied.measured = self.measured
         copied.checkpointing, copied.compiler = self.checkpointing, self.compiler
         if self.sharding is None:
-            copied.variants.close(self.variants.closed)
+            copied.variants.closed = self.variants.closed
         return copied
 
     def look_for_ranges(self) -> None:

@@ -48,11 +48,12 @@ class Variants:
 
     Attributes:
         first: the recording that users see.
-        closed: the reason that the model is not recorded again, if it is not.
+        closed: the reason that the model is not recorded again from now on, with the way out, as a sentence for the
+            message; ``None`` if it may be.
     """
 
     def __init__(
-        self, original: nn.Module, first: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
+        self, original: nn.Module, first: Recording, config: FracConfig, passes: Sequence[PassBase] | None
     ) -> None:
         self._original, self._config, self._passes = original, config, passes
         self._tuner = Tuner.of(config)
@@ -136,14 +137,6 @@ class Variants:
     def _forget_choices(self) -> None:
         for choices in (self._chosen, self._quick, self._by_form):
             choices.clear()
-
-    def close(self, reason: str | None) -> None:
-        """Refuse to record the model again from now on.
-
-        Args:
-            reason: a sentence for the message, with the way out; ``None`` permits it again.
-        """
-        self.closed = reason
 
     def _always(self) -> bool:
         """Whether the first recording fits all sizes."""

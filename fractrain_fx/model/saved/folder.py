@@ -84,7 +84,7 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, toget
         "architecture": type(state.original).__name__,
         "config": state.config.replace(**{"run.backend": state.rounding.asked}).to_dict(),
         "example_inputs": call,
-        "passes": state.chain,
+        "passes": _names(state.passes),
         "named": named(state.original),
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -131,12 +131,16 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
         raise RunError(f"{directory} holds a {recipe['architecture']}, but model= is a {type(model).__name__}")
     call = _unpack(recipe["example_inputs"], tensors)
     config = FracConfig.from_dict(recipe["config"])
-    chain = None if passes is None else [type(pass_).__name__ for pass_ in passes]
     wrote = recipe.get("passes")
-    if wrote != chain:
+    if wrote != _names(passes):
         rewriter = "the default passes" if wrote is None else f"another chain ({', '.join(wrote)})"
         raise RunError(f"the model in {directory} was rewritten by {rewriter}: give from_pretrained the same passes=")
     return rewrite(model, record_model(model, config, call["args"], call["kwargs"]), config, passes)
+
+
+def _names(passes: Sequence[PassBase] | None) -> list[str] | None:
+    """The names of a chain of passes; ``None`` for the default one."""
+    return None if passes is None else [type(pass_).__name__ for pass_ in passes]
 
 
 def load_weights(model: Packable, original: nn.Module, directory: Path) -> None:
