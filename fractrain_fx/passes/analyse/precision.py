@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from fnmatch import fnmatchcase
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -269,4 +268,4 @@ def _labels(graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> dict[str, 
 
 def _floating(node: Node) -> bool:
     dtype = facts(node).dtype
-    return dtype is not None and (dtype.is_floating_point or dtype.is_complex) and dtype != torch.bool
+    return dtype is not None and (dtype.is_floating_point or dtype.is_complex)

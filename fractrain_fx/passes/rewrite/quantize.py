@@ -26,6 +26,7 @@ from fractrain_fx.nn.quantizers import (
     WeightQuantizer,
 )
 from fractrain_fx.nn.rounding import NoiseSeed
+from fractrain_fx.passes.graph.aliases import Writes
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
 from fractrain_fx.passes.graph.edit import (
     NAMESPACE,
@@ -38,7 +39,6 @@ from fractrain_fx.passes.graph.edit import (
     varying,
 )
 from fractrain_fx.passes.graph.facts import KNOWN, Op, Role, choices_of, facts, ops_of
-from fractrain_fx.passes.graph.writes import Writes
 
 __all__ = ["Quantize"]
 
