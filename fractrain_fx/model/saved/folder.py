@@ -20,15 +20,14 @@ from fractrain_fx.engine.steered import noted_run
 from fractrain_fx.errors import InputError, RunError
 from fractrain_fx.model.frozen.packing import CODES, Packable, pack
 from fractrain_fx.model.saved.card import card_text, loads_as_float
-from fractrain_fx.model.saved.named import RECIPE, named
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
-__all__ = ["FILES", "Weights", "load", "load_weights", "read_weights", "save"]
+__all__ = ["FILES", "Weights", "architecture_in", "load", "load_weights", "read_weights", "save"]
 
-_RECIPE, _EXAMPLES = RECIPE, "example_inputs.safetensors"
+_RECIPE, _EXAMPLES = "fractrain_fx.json", "example_inputs.safetensors"
 _WEIGHTS, _INSERTED = "model.safetensors", "fractrain_fx.safetensors"
 _CONFIG, _CARD = "config.json", "README.md"  # the names that transformers and the Hub read
 FILES = (_RECIPE, _EXAMPLES, _WEIGHTS, _INSERTED, _CONFIG, _CARD)
@@ -85,7 +84,7 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, toget
         "config": state.config.replace(**{"run.backend": state.rounding.asked}).to_dict(),
         "example_inputs": call,
         "passes": _names(state.passes),
-        "named": named(state.original),
+        "named": _named(state.original),
     }
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / _RECIPE, json.dumps(recipe, indent=2) + "\n")
@@ -96,6 +95,13 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, toget
     for tensors, name in ((originals, _WEIGHTS), (inserted, _INSERTED)):
         if tensors:
             save_model(Weights(tensors), str(directory / name), metadata={"format": "pt"})  # type: ignore[arg-type]
+
+
+def _named(model: nn.Module) -> dict[str, Any] | None:
+    """The name of a timm model and its number of classes, as a recipe keeps them; ``None`` for other models."""
+    config: Any = getattr(model, "pretrained_cfg", None)
+    name = config.get("architecture") if isinstance(config, dict) else None
+    return {"timm": name, "num_classes": getattr(model, "num_classes", None)} if name else None
 
 
 class Weights:
@@ -136,6 +142,37 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
         rewriter = "the default passes" if wrote is None else f"another chain ({', '.join(wrote)})"
         raise RunError(f"the model in {directory} was rewritten by {rewriter}: give from_pretrained the same passes=")
     return rewrite(model, record_model(model, config, call["args"], call["kwargs"]), config, passes)
+
+
+def architecture_in(folder: Path) -> nn.Module:
+    """A fresh model of the architecture that ``save_pretrained`` wrote into a folder."""
+    try:
+        recipe = json.loads((folder / _RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder} holds neither a run (config.yaml) nor a model that save_pretrained wrote ({_RECIPE}): {error}"
+        ) from error
+    kind, name = str(recipe.get("architecture")), recipe.get("named")
+    if name is not None:
+        import timm
+
+        sizes = {} if name.get("num_classes") is None else {"num_classes": name["num_classes"]}
+        timm_model: nn.Module = timm.create_model(name["timm"], pretrained=False, **sizes)
+        if type(timm_model).__name__ == kind:
+            return timm_model
+    file = folder / _CONFIG
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if "model_type" in config and kind in config.get("architectures", ()):
+        import transformers
+
+        if hasattr(transformers, kind):
+            settings = transformers.AutoConfig.from_pretrained(folder)
+            hf_model: nn.Module = getattr(transformers, kind)(settings)
+            return hf_model
+    raise RunError(
+        f"{folder} holds a {kind}, which is neither timm's nor transformers': give its architecture: "
+        "FracModel.from_pretrained(folder, model=...), or --model FILE.py:FUNCTION"
+    )
 
 
 def _names(passes: Sequence[PassBase] | None) -> list[str] | None:
