@@ -87,7 +87,7 @@ class ModelState:
         self.compiler: Mapping[str, Any] | None = None
         self.watcher: Watcher | None = None
         self.sharding: Sharding | None = None
-        self.variants = Variants(original, recording, config, rewritten.chain)
+        self.variants = Variants(rewritten)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
         called = called_by(original, recording)
