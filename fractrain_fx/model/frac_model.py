@@ -199,7 +199,7 @@ class FracModel(Deployable):
             path = fetch(str(directory), **hub)
         rebuilt = cls(load(path, model, passes))
         rebuilt.checkpoint_as_before()
-        load_weights(rebuilt, rebuilt._state.original, path)
+        load_weights(rebuilt, path)
         return rebuilt
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx.passes.infra.pass_base import PassBase
 
+from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.durable import write_text
 from fractrain_fx.engine.steered import noted_run
 from fractrain_fx.errors import InputError, RunError
 from fractrain_fx.model.frozen.packing import CODES, Packable, pack
-from fractrain_fx.model.saved.card import card_text, loads_as_float
+from fractrain_fx.model.saved.card import card_text
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -34,7 +35,7 @@ FILES = (_RECIPE, _EXAMPLES, _WEIGHTS, _INSERTED, _CONFIG, _CARD)
 _FORMAT = 1
 
 
-def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, together: bool = False) -> None:
+def save(model: Packable, directory: Path, name: str, *, together: bool = False) -> None:
     """Write recipe, example inputs, weights and card; ``name`` is the model's in its card.
 
     The original's weights are in a file of their own, beside the original's ``config.json`` if transformers can load
@@ -43,15 +44,16 @@ def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, tog
 
     Of a sharded model the first process writes whole weights; all must call this.
     """
+    state = model._state
     state.as_recorded.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     whole = model.state_dict() if state.sharding is None else state.sharding.whole(model)
     if whole is not None:
         packed = any(key.endswith(CODES) for key in whole)
-        loads = loads_as_float(state, packed)
+        loads = not packed and is_hugging_face(state.original)  # with transformers, as the float model
         _write(whole, state, directory, together)
         _write_config(state.original, whole, directory, loads)
         macs = sum(op.macs or 0 for _, op in ops_of(state.recording.train.graph))
-        card = card_text(state, noted_run(model), state.results, name, macs=macs, loads=loads)
+        card = card_text(state, noted_run(model), name, macs=macs, loads=loads)
         write_text(directory / _CARD, card)
     if state.sharding is not None:
         dist.barrier()  # the others may read it next
@@ -180,7 +182,7 @@ def _names(passes: Sequence[PassBase] | None) -> list[str] | None:
     return None if passes is None else [type(pass_).__name__ for pass_ in passes]
 
 
-def load_weights(model: Packable, original: nn.Module, directory: Path) -> None:
+def load_weights(model: Packable, directory: Path) -> None:
     """Load the weights that :func:`save` wrote into a rewritten model."""
     from safetensors import SafetensorError
 
@@ -192,7 +194,7 @@ def load_weights(model: Packable, original: nn.Module, directory: Path) -> None:
             pack(model._state, packed)
         model.load_state_dict(weights)
     except (OSError, RuntimeError, SafetensorError) as error:
-        kind = type(original).__name__
+        kind = type(model._state.original).__name__
         raise RunError(f"the weights in {directory} cannot be loaded into {kind}: {error}") from error
 
 
