@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture import RecordedModule
 from fractrain_fx.capture.state import in_mode
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
@@ -42,14 +41,11 @@ class FracModel(Deployable):
         self._wear(ModelState(rewritten))
 
     def _wear(self, state: ModelState) -> None:
+        """Take a state, and share the dictionaries of its graph module, so that moving or loading one changes both."""
         self.training = state.original.training
-        self._share(state.recording.train)
-        self.__dict__[OWN] = state
-
-    def _share(self, graph_module: RecordedModule) -> None:
-        """Share the dictionaries of the graph module, so that moving or loading one changes both."""
         for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-            self.__dict__[name] = graph_module.__dict__[name]
+            self.__dict__[name] = state.recording.train.__dict__[name]
+        self.__dict__[OWN] = state
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the rewritten graph: same arguments and output as the original. ``cost`` keeps the cost of this call.
