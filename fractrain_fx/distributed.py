@@ -114,7 +114,7 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
     rest = {name: value for name, value in options.items() if name != "reshard_after_forward"}
     shard(model, mesh=mesh, ignored_params=sharded, **rest)
     register_fsdp_forward_method(model, "calibrate")
-    state.variants.close(_CLOSED)
+    state.variants.closed = _CLOSED
     state.sharding = Sharding(mesh, groups, group_of)
     model.register_forward_pre_hook(state.sharding.note_call)
     model.register_forward_hook(_free_unless_backward_follows)

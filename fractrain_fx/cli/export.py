@@ -71,7 +71,7 @@ def _model_in(run: Path, name: str | None) -> tuple[FracModel, BuiltModel | None
             raise ConfigError(f"{run} is a run, which knows its model: leave out --model")
         return trained_model(run)
     from fractrain_fx.model import FracModel
-    from fractrain_fx.model.saved.named import architecture_in
+    from fractrain_fx.model.saved.folder import architecture_in
     from fractrain_fx.training.models import build_model
 
     architecture = architecture_in(run) if name is None else build_model(name).model

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fractrain_fx.config import ByLength, FracConfig
 from fractrain_fx.engine.ledger import Ledger
-from fractrain_fx.engine.rows import EpochRow, stages_text, table
+from fractrain_fx.engine.rows import EpochRow, pure_rows, stages_text, table
 from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSchedule, plan_stages, unit_of
 from fractrain_fx.engine.steered import SteeredModel, level_text, show_level
 from fractrain_fx.errors import FracTrainWarning
@@ -108,7 +108,7 @@ class Course:
             return
         text = stages_text(rows, self.texts)
         _log.info("%s", text)
-        if all(part.stage != len(self.levels) - 1 for row in rows for part in row.pure):
+        if all(part.stage != len(self.levels) - 1 for part in pure_rows(rows)):
             warnings.warn(f"this run ended before its last stage. {text}", FracTrainWarning, stacklevel=3)
 
 
@@ -167,7 +167,7 @@ class Staged:
 
     def __repr__(self) -> str:
         """A table of the stages, with what was trained in each so far."""
-        parts = [part for row in self.ledger.rows for part in row.pure]
+        parts = pure_rows(self.ledger.rows)
         samples = [sum(part.samples for part in parts if part.stage == stage) for stage in range(len(self.levels))]
         lines = [
             (">" if stage == self.stage else "", str(stage + 1), show_level(level), f"{count:,}")

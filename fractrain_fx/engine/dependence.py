@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from fractrain_fx.engine.distributed import gather_over_ranks
 
-__all__ = ["ChoiceMeter", "InputDependence", "entropy_bits", "input_dependence"]
+__all__ = ["ChoiceMeter", "InputDependence", "configurations_of", "entropy_bits", "input_dependence"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class ChoiceMeter:
         """Take one batch: for each block the one-hot choice of every sample; empty without gates."""
         if choice:
             self._blocks = tuple(choice)
-            options = torch.stack([one_hot.argmax(1) for one_hot in choice.values()], dim=1)
-            self._counts.update(map(tuple, options.tolist()))
+            self._counts.update(configurations_of(choice))
 
     def read(self) -> InputDependence | None:
         """The result over all processes; a collective. ``None`` if no batch had a choice."""
@@ -64,20 +63,23 @@ class ChoiceMeter:
         for names, counts in parts:
             total.update(counts)
             blocks = names or blocks
-        if not total:
-            return None
-        return input_dependence(blocks, torch.tensor(list(total)), torch.tensor(list(total.values())))
+        return input_dependence(blocks, total) if total else None
 
 
-def input_dependence(
-    blocks: Sequence[str], configurations: Int[Tensor, "configurations blocks"], counts: Int[Tensor, " configurations"]
-) -> InputDependence:
-    """The measures from each configuration (the option's number in every block) and its number of samples."""
+def configurations_of(choice: Mapping[str, Float[Tensor, "batch options"]]) -> Counter[tuple[int, ...]]:
+    """The number of samples with each configuration, from the one-hot choice of every sample in each block."""
+    options = torch.stack([one_hot.argmax(1) for one_hot in choice.values()], dim=1)
+    return Counter(map(tuple, options.tolist()))
+
+
+def input_dependence(blocks: Sequence[str], counts: Counter[tuple[int, ...]]) -> InputDependence:
+    """The measures from the number of samples with each configuration (the option's number in every block)."""
+    configurations, samples = torch.tensor(list(counts)), torch.tensor(list(counts.values())).float()
     options = int(configurations.max()) + 1
     information = {}
     for block, chosen in zip(blocks, configurations.unbind(1), strict=True):
-        information[block] = entropy_bits(torch.zeros(options).index_add(0, chosen, counts.float()))
-    return InputDependence(information, len(counts), float(counts.max()) / float(counts.sum()))
+        information[block] = entropy_bits(torch.zeros(options).index_add(0, chosen, samples))
+    return InputDependence(information, len(counts), max(counts.values()) / counts.total())
 
 
 def entropy_bits(counts: Float[Tensor, " values"]) -> float:

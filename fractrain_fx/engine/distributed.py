@@ -59,8 +59,6 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 def mean_over_ranks(value: float) -> float:
     """The mean of a number that each process passed; a collective, so each process must call it."""
-    if not _together():
-        return value
     return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64))) / world_size()
 
 

@@ -41,10 +41,6 @@ class _Mark:
     norm: Tensor | None
     reached: bool = False
 
-    @property
-    def of_gates(self) -> bool:
-        return self.name.startswith("frac.")
-
     def moved(self) -> bool:
         """Whether the parameter was written to since then; true also if that cannot be known."""
         if self.parameter._version != self.version or self.norm is None:
@@ -180,7 +176,7 @@ class LoopWatch:
             raise CostTermError(messages.no_backward(self._handed, self._line))
         if self._steps < _ENOUGH and self._batches < _LONG:
             return False
-        gates = [mark for mark in marks if mark.of_gates]
+        gates = [mark for mark in marks if mark.name.startswith("frac.")]
         if gates and all(mark in still for mark in gates):
             if final:
                 raise CostTermError(messages.gates_stay(len(gates)))

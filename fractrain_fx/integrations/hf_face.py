@@ -102,7 +102,7 @@ class _Face:
         model: FracModel = self.__dict__["_frac_model"]
         if is_main_process:  # Trainer reads a checkpoint's tensors from one file
             folder = Path(save_directory)
-            save(model, model._state, folder, folder.name, together=folder.name.startswith(PREFIX_CHECKPOINT_DIR))
+            save(model, folder, folder.name, together=folder.name.startswith(PREFIX_CHECKPOINT_DIR))
 
     # With the original class and the present weights in float, and a warning.
     generate = _forwarded("generate")

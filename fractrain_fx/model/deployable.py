@@ -70,7 +70,7 @@ class Deployable(Packable):
             raise ConfigError(f"{', '.join(hub)} only matter(s) for an upload: add push_to_hub=True")
         if results is not None:
             self._state.results = {name: float(value) for name, value in results.items()}
-        save(self, self._state, directory, str(hub.get("repo_id", directory.name)))
+        save(self, directory, str(hub.get("repo_id", directory.name)))
         if push_to_hub:
             self.push_to_hub(hub.pop("repo_id", directory.name), **hub)
 
@@ -86,7 +86,7 @@ class Deployable(Packable):
         """
         from fractrain_fx.model.saved.hub import push
 
-        return push(self, self._state, repo_id, **options)
+        return push(self, repo_id, **options)
 
     def deployed(
         self,

@@ -24,10 +24,7 @@ from fractrain_fx.passes.execute.segments import Segment, chain, cut
 from fractrain_fx.passes.execute.shared_code import SharedCode
 from fractrain_fx.passes.graph.run import run_passes
 
-__all__ = ["GroupsOf", "OpBackend", "Running", "Wrapping"]
-
-GroupsOf = Callable[[Segment], Sequence[ParameterGroup]]
-"""Finds the groups of sharded parameters that a segment reads."""
+__all__ = ["OpBackend", "Running", "Wrapping"]
 
 
 class Wrapping(NamedTuple):
@@ -39,7 +36,7 @@ class Wrapping(NamedTuple):
     """
 
     checkpoint: Mapping[str, Any] | None = None
-    groups_of: GroupsOf | None = None
+    groups_of: Callable[[Segment], Sequence[ParameterGroup]] | None = None
     compiler: Mapping[str, Any] | None = None
 
 

@@ -24,7 +24,7 @@ from fractrain_fx.capture.targets import call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import ModelError
 
-__all__ = ["FloatCalls", "belongs_to_original", "generate_warning", "require_no_part"]
+__all__ = ["FloatCalls", "belongs_to_original", "require_no_part"]
 
 
 class FloatCalls:
@@ -67,7 +67,13 @@ class FloatCalls:
             return
         self._told.add(name)
         if name == "generate":
-            words = generate_warning(type(self.original).__name__)
+            words = (
+                f"generate() runs the float {type(self.original).__name__} with the trained weights, not the rewritten "
+                "graph: its results, and every score of them, are not at trained precision, while the loss of "
+                "model(...) is. model.restore().generate(...) says so explicitly. For text at trained precision call "
+                "model(...) on the text so far, once for each token: a cache of keys and values would hold the "
+                "precisions that gates chose for shorter texts"
+            )
         else:
             words = (
                 f"model.{name}(...) runs layers of the float original, with the trained weights and outside the "
@@ -130,16 +136,6 @@ class _Layers(TorchFunctionMode):
             if tell is not None:
                 tell()
         return func(*args, **(kwargs or {}))
-
-
-def generate_warning(kind: str) -> str:
-    """The warning about generating with a rewritten model."""
-    return (
-        f"generate() runs the float {kind} with the trained weights, not the rewritten graph: its results, and every "
-        "score of them, are not at trained precision, while the loss of model(...) is. model.restore().generate(...) "
-        "says so explicitly. For text at trained precision call model(...) on the text so far, once for each token: "
-        "a cache of keys and values would hold the precisions that gates chose for shorter texts"
-    )
 
 
 def _can_be_told_of(module: nn.Module) -> bool:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture import RecordedModule
 from fractrain_fx.capture.state import in_mode
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
@@ -42,14 +41,11 @@ class FracModel(Deployable):
         self._wear(ModelState(rewritten))
 
     def _wear(self, state: ModelState) -> None:
+        """Take a state, and share the dictionaries of its graph module, so that moving or loading one changes both."""
         self.training = state.original.training
-        self._share(state.recording.train)
-        self.__dict__[OWN] = state
-
-    def _share(self, graph_module: RecordedModule) -> None:
-        """Share the dictionaries of the graph module, so that moving or loading one changes both."""
         for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-            self.__dict__[name] = graph_module.__dict__[name]
+            self.__dict__[name] = state.recording.train.__dict__[name]
+        self.__dict__[OWN] = state
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the rewritten graph: same arguments and output as the original. ``cost`` keeps the cost of this call.
@@ -199,7 +195,7 @@ class FracModel(Deployable):
             path = fetch(str(directory), **hub)
         rebuilt = cls(load(path, model, passes))
         rebuilt.checkpoint_as_before()
-        load_weights(rebuilt, rebuilt._state.original, path)
+        load_weights(rebuilt, path)
         return rebuilt
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -233,7 +229,7 @@ class FracModel(Deployable):
         except AttributeError:
             if state is None:
                 raise
-            value = state.attribute(name)
+            value = getattr(state.original, name)
         return value if state is None else state.float_calls.looked_up(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:

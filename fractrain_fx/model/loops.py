@@ -56,7 +56,7 @@ def refuse_plain_trainer(model: Any) -> None:
     transformers: Any = sys.modules.get("transformers.trainer")
     if transformers is None:
         return
-    for trainer in _callers(transformers, "Trainer"):
+    for trainer in _callers(transformers):
         if is_steered(model) and _may_add_cost(trainer, transformers.Trainer):
             return
         name = type(trainer).__name__
@@ -73,7 +73,7 @@ def refuse_plain_fit(model: Any) -> None:
     if is_steered(model):
         return
     for name in _LIGHTNINGS:
-        for trainer in _callers(sys.modules.get(name), "Trainer"):
+        for trainer in _callers(sys.modules.get(name)):
             if trainer.training:
                 raise ConfigError(
                     "Lightning would train this model without the cost term and without stages: write "
@@ -81,11 +81,11 @@ def refuse_plain_fit(model: Any) -> None:
                 )
 
 
-def _callers(module: Any, kind: str) -> Iterator[Any]:
-    """The objects of a class of a module whose methods, written in that module, are running; the innermost first."""
+def _callers(module: Any) -> Iterator[Any]:
+    """The trainers of a module whose methods, written in that module, are running; the innermost first."""
     for frame in outward(sys._getframe(1)) if module is not None else ():
         caller = frame.f_locals.get("self") if frame.f_globals is vars(module) else None
-        if isinstance(caller, getattr(module, kind)):
+        if isinstance(caller, module.Trainer):
             yield caller
 
 

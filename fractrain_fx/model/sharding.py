@@ -33,8 +33,6 @@ class Sharding:
     ) -> None:
         self.mesh, self.groups = mesh, tuple(groups)
         self._group_of = dict(group_of)
-        # One object, because a chain of segments is made again when it changes.
-        self.groups_of: Callable[[Segment], Sequence[ParameterGroup]] = self._groups_of
         self._called = False
 
     def note_call(self, *_: Any) -> None:
@@ -50,7 +48,7 @@ class Sharding:
             )
         self._called = False
 
-    def _groups_of(self, segment: Segment) -> list[ParameterGroup]:
+    def groups_of(self, segment: Segment) -> list[ParameterGroup]:
         """The groups to gather for a segment, in the order of its parameters."""
         groups = (self._group_of.get(place.key) for place in segment.parameters)
         return list(dict.fromkeys(group for group in groups if group is not None))

@@ -87,17 +87,12 @@ class ModelState:
         self.compiler: Mapping[str, Any] | None = None
         self.watcher: Watcher | None = None
         self.sharding: Sharding | None = None
-        self.variants = Variants(original, recording, config, rewritten.chain)
+        self.variants = Variants(rewritten)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
         called = called_by(original, recording)
         self.as_recorded = as_recorded or OriginalCheck(original, recording.train, recording.python.read, called)
         self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
-
-    @property
-    def chain(self) -> tuple[str, ...] | None:
-        """The names of the passes, if they are not the default ones."""
-        return None if self.passes is None else tuple(type(pass_).__name__ for pass_ in self.passes)
 
     @property
     def graphs(self) -> list[RecordedModule]:
@@ -164,10 +159,6 @@ class ModelState:
         if not torch.compiler.is_compiling():
             self.reach = self._frozen.follow(self.reach, self.targets)
 
-    def attribute(self, name: str) -> Any:
-        """An attribute of the original."""
-        return getattr(self.original, name)
-
     def handed_out(self, structure_changed: bool) -> nn.Module:
         """The original, for :meth:`fractrain_fx.FracModel.restore`."""
         if structure_changed:
@@ -203,7 +194,7 @@ class ModelState:
         copied.measured = self.measured
         copied.checkpointing, copied.compiler = self.checkpointing, self.compiler
         if self.sharding is None:
-            copied.variants.close(self.variants.closed)
+            copied.variants.closed = self.variants.closed
         return copied
 
     def look_for_ranges(self) -> None:

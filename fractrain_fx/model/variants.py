@@ -11,14 +11,12 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.fx.passes.infra.pass_base import PassBase
+from torch import Tensor
 
 from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
 from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.circumstances.notices import forget_notices
 from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
-from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.model.executed import Running
@@ -27,7 +25,7 @@ from fractrain_fx.model.first_calls import FirstCalls, decided_by_values, outsid
 from fractrain_fx.model.variant import SampleCount, Variant, Watched, form_of_call, reads_of, share_inserted
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
-from fractrain_fx.rewriting import rewrite_graphs
+from fractrain_fx.rewriting import Rewritten, rewrite_graphs
 
 __all__ = ["Variant", "Variants"]
 
@@ -41,20 +39,17 @@ class Variants:
     """The recordings of a model; users see the first one.
 
     Args:
-        original: the model.
-        first: its recording, rewritten.
-        config: the configuration it was rewritten with.
-        passes: the chain of passes that rewrote it, if not the default one.
+        rewritten: the model with its first recording.
 
     Attributes:
         first: the recording that users see.
-        closed: the reason that the model is not recorded again, if it is not.
+        closed: the reason that the model is not recorded again from now on, with the way out, as a sentence for the
+            message; ``None`` if it may be.
     """
 
-    def __init__(
-        self, original: nn.Module, first: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
-    ) -> None:
-        self._original, self._config, self._passes = original, config, passes
+    def __init__(self, rewritten: Rewritten) -> None:
+        original, first, config = rewritten.original, rewritten.recording, rewritten.config
+        self._original, self._config, self._passes = original, config, rewritten.chain
         self._tuner = Tuner.of(config)
         self._forms = [first.call]
         self.first = self._variant(first, 0)
@@ -136,14 +131,6 @@ class Variants:
     def _forget_choices(self) -> None:
         for choices in (self._chosen, self._quick, self._by_form):
             choices.clear()
-
-    def close(self, reason: str | None) -> None:
-        """Refuse to record the model again from now on.
-
-        Args:
-            reason: a sentence for the message, with the way out; ``None`` permits it again.
-        """
-        self.closed = reason
 
     def _always(self) -> bool:
         """Whether the first recording fits all sizes."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.config.precision import Precision
 
-__all__ = ["FollowsStage", "OwnBits", "StageBits", "WidthTable", "set_stage", "stage_of", "width_name"]
+__all__ = ["FollowsStage", "OwnBits", "StageBits", "WidthTable", "set_stage", "stage_of"]
 
 
 class FollowsStage(nn.Module):
@@ -125,12 +125,7 @@ class WidthTable(FollowsStage):
 
     def add(self, bits: int) -> str:
         """Make the buffer for a width, unless it exists, and return its name."""
-        name = width_name(bits)
+        name = f"b{bits}"
         if name not in self._buffers:
             self.register_buffer(name, torch.tensor(bits, dtype=torch.int32))
         return name
-
-
-def width_name(bits: int) -> str:
-    """Name of the buffer that holds a width."""
-    return f"b{bits}"

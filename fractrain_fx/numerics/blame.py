@@ -9,7 +9,7 @@ from statistics import median_high
 from fractrain_fx.numerics.findings import Finding, find
 from fractrain_fx.numerics.records import OperandRecord, WatchedStep
 
-__all__ = ["blame", "first_beyond"]
+__all__ = ["blame"]
 
 _NAMES = {"x": "the input x", "w": "the second operand w", "g": "the gradient of the output", "y": "the output"}
 
@@ -26,7 +26,7 @@ def blame(steps: Sequence[WatchedStep], where: str | None = None) -> str | None:
         return None
     last = steps[-1]
     where = where or f"in watched step {last.step}"
-    if (first := first_beyond(last)) is not None:
+    if (first := _first_beyond(last)) is not None:
         return f"{where}, {_NAMES[first.operand]} of {first.op} in {first.product} was first out: {first.why}"
     before = {_key(record): record.statistics.largest for record in (steps[-2].operands if len(steps) > 1 else ())}
     records = [record for record in last.operands if not record.as_if and record.statistics.largest > 0]
@@ -46,7 +46,7 @@ def blame(steps: Sequence[WatchedStep], where: str | None = None) -> str | None:
     )
 
 
-def first_beyond(step: WatchedStep) -> Finding | None:
+def _first_beyond(step: WatchedStep) -> Finding | None:
     """The operand that is first not finite, or of another size than those of the other ops."""
     order = list(dict.fromkeys(record.op for record in step.operands))
     findings = find(step.operands, order, math.inf)

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.execution.roundings import Rounding
-from fractrain_fx.numerics.examine import observed_pass, twin_of
+from fractrain_fx.numerics.examine import Criterion, observed_pass, twin_of
 from fractrain_fx.numerics.findings import Finding, Peak, find, peak_of
-from fractrain_fx.numerics.losses import Criterion
 from fractrain_fx.numerics.observe import StepObservations
 from fractrain_fx.numerics.records import OperandRecord, find_record
 from fractrain_fx.numerics.shares import (

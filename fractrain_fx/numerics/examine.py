@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from fractrain_fx.capture import call_of
 from fractrain_fx.capture.state import in_mode
-from fractrain_fx.errors import ModelError
+from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.errors import InputError, ModelError
 from fractrain_fx.model import rewritten_in
 from fractrain_fx.numerics.blame import blame
-from fractrain_fx.numerics.losses import Criterion, loss_of
 from fractrain_fx.numerics.observe import StepObservations, observe
 from fractrain_fx.numerics.records import OperandRecord, WatchedStep
 from fractrain_fx.numerics.twin import Pass, Twin
 
-__all__ = ["examine", "observed_pass", "twin_of"]
+__all__ = ["Criterion", "examine", "observed_pass", "twin_of"]
+
+Criterion = Callable[[Any, Any], Tensor]
+"""The loss from the model's output and the batch."""
 
 _AGAIN = "in this step, run again"
 _SHOWN = 3  # names in a message
@@ -58,7 +63,7 @@ def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twi
     with in_mode(rewritten, training=True):
         args, kwargs = call_of(batch)
         variant, values = rewritten._state.variants.choose(args, kwargs, True)
-        yield Twin(variant.recording.train, values, lambda output: loss_of(output, batch, criterion))
+        yield Twin(variant.recording.train, values, lambda output: _loss_of(output, batch, criterion))
 
 
 def observed_pass(
@@ -75,3 +80,31 @@ def observed_pass(
             apart.add_output(name, result.gradients[name], "g", ("EB", "GC"))
     place = {name: index for index, name in enumerate(twin.ops)}
     return result, tuple(sorted((*seen.read(), *apart.read()), key=lambda record: place.get(record.op, len(place))))
+
+
+def _loss_of(output: Any, batch: Any, criterion: Criterion | None) -> Tensor:
+    """The loss of a batch.
+
+    Without ``criterion`` it is the output's own ``loss``, or cross-entropy for whole targets, or the mean squared error
+    for others; without targets it is the mean square of the output.
+    """
+    if criterion is not None:
+        return criterion(output, batch)
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    floats = [x for x in tensors_in(output) if x.is_floating_point()]
+    if not floats:
+        raise InputError("the model's output holds no float tensor: pass criterion=lambda output, batch: ...")
+    y = floats[0]
+    targets = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+    if targets is None:
+        return y.square().mean()
+    if targets.is_floating_point() and targets.shape == y.shape:
+        return F.mse_loss(y, targets)
+    if not targets.is_floating_point() and targets.shape == y.shape[:-1]:
+        return F.cross_entropy(y.flatten(0, -2), targets.flatten())
+    raise InputError(
+        f"no loss is known for an output of shape {tuple(y.shape)} and targets of shape {tuple(targets.shape)}: pass "
+        "criterion=lambda output, batch: ..."
+    )

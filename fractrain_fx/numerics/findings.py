@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.numerics.records import OperandRecord
-from fractrain_fx.numerics.statistics import Statistics
 
 __all__ = ["Finding", "Kind", "Peak", "find", "peak_of"]
 
@@ -87,9 +86,9 @@ def find(
     findings = []
     for _, record, product in steps:
         peak = (peaks or {}).get((record.op, record.operand)) if product == "FW" else None
-        kind_and_why = _judged(record, bound, usual.get(record.operand), peak)
-        if kind_and_why is not None:
-            findings.append(Finding(record.op, record.operand, product, *kind_and_why))
+        verdict = next(_verdicts(record, bound, usual.get(record.operand), peak), None)
+        if verdict is not None:
+            findings.append(Finding(record.op, record.operand, product, *verdict))
     return tuple(findings)
 
 
@@ -116,14 +115,11 @@ def _usual(records: Iterable[OperandRecord], letter: str) -> float | None:
     return median_low(sizes) if len(sizes) > 2 else None
 
 
-def _judged(record: OperandRecord, bound: float, usual: float | None, peak: Peak | None) -> tuple[Kind, str] | None:
-    return next(_verdicts(record, record.statistics, bound, usual, peak), None)
-
-
 def _verdicts(
-    record: OperandRecord, stats: Statistics, bound: float, usual: float | None, peak: Peak | None
+    record: OperandRecord, bound: float, usual: float | None, peak: Peak | None
 ) -> Iterator[tuple[Kind, str]]:
     """What is wrong, the plainest first."""
+    stats = record.statistics
     if not stats.finite:
         yield "not finite", "some values are NaN or infinite"
         return

@@ -13,7 +13,6 @@ from torch.fx import GraphModule, Node
 from torch.utils.hooks import RemovableHandle
 
 from fractrain_fx.execution.arithmetic import Needs
-from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Call, Plan
 from fractrain_fx.execution.rounded import FIRST, SECOND
 from fractrain_fx.execution.roundings import Rounding, forward_roundings, gradient_roundings, without_skipped
@@ -93,7 +92,7 @@ def observe(graph_module: GraphModule, seen: StepObservations) -> Iterator[None]
     fused = fused_ops(graph_module)
     handles: list[RemovableHandle] = []
     for name, op in fused.items():
-        op.observer = _OpObserver(name, seen, _running_ranges(op))
+        op.observer = _OpObserver(name, seen, [_running_range(factor) for factor in op._quantizers[:2]])
     for graph, node, readers in _quantize_nodes(graph_module):
         handles.append(_hooked(graph.get_submodule(str(node.target)), readers, seen))
     try:
@@ -108,7 +107,7 @@ def observe(graph_module: GraphModule, seen: StepObservations) -> Iterator[None]
 class _OpObserver:
     """Sees one fused op; ``seen`` takes what is measured, and ``running`` has the running ranges of both factors."""
 
-    def __init__(self, name: str, seen: StepObservations, running: tuple[Running | None, Running | None]) -> None:
+    def __init__(self, name: str, seen: StepObservations, running: Sequence[Running | None]) -> None:
         self._name, self._seen, self._running = name, seen, running
         self._ran = self._returned = False
 
@@ -153,11 +152,6 @@ class _OpObserver:
                 self._seen.add_rounding(self._name, other, names[-1:], as_if=as_if)
         if of_g is not None and not plan.fmt.per_product:
             self._seen.add_rounding(self._name, of_g, sorted(names), as_if=as_if)
-
-
-def _running_ranges(op: FusedOp) -> tuple[Running | None, Running | None]:
-    first, second, _ = op._quantizers
-    return _running_range(first), _running_range(second)
 
 
 def _running_range(quantizer: nn.Module) -> Running | None:

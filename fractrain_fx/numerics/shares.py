@@ -17,11 +17,9 @@ __all__ = ["difference", "distance", "estimated_shares", "outputs_of", "switched
 Shares = tuple[dict[str, float], dict[str, float]]  # of the output and of the weights' gradients, by op
 
 
-def switched_shares(
-    twin: Twin, rounds: list[str], rounded: Pass, exact: Pass
-) -> tuple[dict[str, float], dict[str, float]]:
+def switched_shares(twin: Twin, rounds: list[str], rounded: Pass, exact: Pass) -> Shares:
     """How much smaller the squared differences get if an op runs in float, as shares of all that they get smaller."""
-    less: tuple[dict[str, float], dict[str, float]] = {}, {}
+    less: Shares = {}, {}
     whole = [_squared(*pair(rounded, exact)) for pair in (outputs_of, weights_of)]
     for name in rounds:
         one = twin.run([name], rounded.choices)

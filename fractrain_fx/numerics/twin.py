@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +67,8 @@ class Twin:
         ``locally`` computes :attr:`Pass.local`.
         """
         result = Pass()
-        with self._preserved(), torch.enable_grad():
+        held = list(self.graph_module.buffers())
+        with Snapshot(self.graph_module, held=held).preserved(), torch.enable_grad():
             run = _Run(self.graph_module, result, frozenset(in_float), choices or {}, locally)
             # The graph's second output is its cost.
             result.output = run.run(*self._values)[0]
@@ -82,12 +82,6 @@ class Twin:
             if name in result.gradients:
                 result.local[name] = (error * result.gradients[name]).square().sum()
         return result
-
-    @contextlib.contextmanager
-    def _preserved(self) -> Iterator[None]:
-        buffers = list(self.graph_module.buffers())
-        with Snapshot(self.graph_module, held=buffers).preserved():
-            yield
 
 
 class _Run(Interpreter):

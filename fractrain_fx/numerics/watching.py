@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.autograd import Variable
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import Steps
 from fractrain_fx.durable import require_folder
-from fractrain_fx.engine.dependence import input_dependence
+from fractrain_fx.engine.dependence import configurations_of, input_dependence
 from fractrain_fx.engine.distributed import is_first
 from fractrain_fx.errors import ConfigError, FracTrainWarning
 from fractrain_fx.model import rewritten_in
@@ -219,9 +218,8 @@ def _choices(choices: dict[str, Tensor]) -> tuple[dict[str, float], tuple[dict[s
     """The mutual information of each block, and the commonest configuration with its share of the samples."""
     if not choices:
         return {}, None
-    options = torch.stack([choice.argmax(1) for choice in choices.values()], dim=1).tolist()
-    counts = Counter(map(tuple, options))
-    dependence = input_dependence(tuple(choices), torch.tensor(list(counts)), torch.tensor(list(counts.values())))
+    counts = configurations_of(choices)
+    dependence = input_dependence(tuple(choices), counts)
     ((commonest, _),) = counts.most_common(1)
     return dependence.mutual_information, (dict(zip(choices, commonest, strict=True)), dependence.commonest)
 

@@ -17,7 +17,7 @@ from fractrain_fx.cli import main
 from fractrain_fx.cli.export import deployment
 from fractrain_fx.config import AffineConfig
 from fractrain_fx.errors import ExportError, FracTrainError, RunError
-from fractrain_fx.model.saved.named import architecture_in
+from fractrain_fx.model.saved.folder import architecture_in
 from tests.build import rewritten as build_rewritten
 from tests.deployable import Convolutions, bert, difference, llama, rewritten, vit
 

@@ -118,11 +118,6 @@ class EpochSchedule:
         self.soonest = stages.index(stages[-1])
         """Epochs before the last stage."""
 
-    @property
-    def first(self) -> int:
-        """The stage of the first epoch."""
-        return self._stages[0]
-
     def update(self, loss: float) -> int:
         self._epoch += 1
         return self._stages[min(self._epoch, len(self._stages) - 1)]

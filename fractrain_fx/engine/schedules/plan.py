@@ -196,23 +196,19 @@ def _fixed(stages: int, config: FracConfig, turns: tuple[float | Amount, ...], l
     """The stage of each window. A stage begins with the first window that begins at its turn or later."""
     if len(turns) != stages - 1:
         raise ConfigError(f"{stages} stages have {stages - 1} turning points, and turns has {len(turns)}")
-    places = [
-        (turn * _windows(config, length)) if isinstance(turn, float) else turn.number / _every(config) for turn in turns
-    ]
+    every = config.schedule.every
+    size = 1 if every is None else every.number
+    places = [turn * _windows(config, length) if isinstance(turn, float) else turn.number / size for turn in turns]
     starts = [math.ceil(place - TINY) for place in places]
-    windows = config.windows or length.windows(config.schedule.every)
+    windows = config.windows or length.windows(every)
     ends = [0, *starts, *([] if windows is None else [windows])]
     if any(before >= after for before, after in pairwise(ends)):
-        window = "an epoch" if config.schedule.every is None else str(config.schedule.every)
+        window = "an epoch" if every is None else str(every)
         raise ConfigError(
             f"turns=({', '.join(map(str, turns))}) leave a stage without {window}: write turns that are further "
             "apart and before the run's end, or a smaller every"
         )
     return tuple(sum(window >= start for start in starts) for window in range(starts[-1] + 1))
-
-
-def _every(config: FracConfig) -> int:
-    return 1 if config.schedule.every is None else config.schedule.every.number
 
 
 def _cyclic(levels: tuple[Level, ...], config: FracConfig, cycles: int, epochs: int) -> StagePlan:

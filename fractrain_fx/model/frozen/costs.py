@@ -9,7 +9,7 @@ from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.targets import CostReach
 from fractrain_fx.passes import MeterCost, reach_of
-from fractrain_fx.passes.analyse.trained import Place, follow_trained, places_of
+from fractrain_fx.passes.analyse.trained import follow_trained, places_of, trained_now
 
 __all__ = ["Frozen"]
 
@@ -26,15 +26,15 @@ class Frozen:
         self._graphs = graphs
         self._config = config
         self._changed = changed
-        self._places: list[Place] = places_of(graphs[0])
-        self._flags = self._read()
+        self._places = places_of(graphs[0])
+        self._flags = trained_now(self._places)
 
     def follow(self, reach: CostReach | None, targets: Sequence[float]) -> CostReach | None:
         """Change ops and costs if parameters were frozen or unfrozen since the last call, and give the present reach.
 
         Warns of ``targets``, the cp of each stage in per cent, outside it.
         """
-        flags = self._read()
+        flags = trained_now(self._places)
         if flags == self._flags:
             return reach
         self._flags = flags
@@ -55,7 +55,3 @@ class Frozen:
                 stacklevel=5,
             )
         return reach
-
-    def _read(self) -> list[bool]:
-        """Whether each parameter is trained; one that is kept as codes is not."""
-        return [(p := parameters.get(name)) is not None and p.requires_grad for parameters, name in self._places]

@@ -147,17 +147,15 @@ def pack(state: ModelState, quantizers: Collection[str] | None = None) -> Packed
     left_bytes = sum(original.get_parameter(name).nbytes for name in left)
     packed = [_pack(state, name, weight, readers) for name, weight in chosen.items()]
     _changed(state)
-    state.variants.close(_CLOSED)
+    state.variants.closed = _CLOSED
     packed_bytes = sum(x.nbytes for weight in packed for x in (weight.codes, weight.lo, weight.span, weight.bits))
     return PackedWeights({weight.name: weight.width for weight in packed}, left, packed_bytes, left_bytes, float32)
 
 
 def unpack(state: ModelState) -> frozenset[str]:
     """Put the rounded values back as float parameters, which the graphs then read; returns the parameters' names."""
-    weights, names = dict(_packed(state)), []
-    for path, quantizer in weights.items():
-        frozen = quantizer.frozen
-        assert frozen is not None
+    names = []
+    for path, quantizer, frozen in list(_packed(state)):
         names.append(frozen.name)
         owner, name = _owner(state.original, frozen.name)
         owner.__dict__.pop(name)
@@ -166,20 +164,16 @@ def unpack(state: ModelState) -> frozenset[str]:
             for node in graph_module.graph.find_nodes(op="get_attr", target=f"{path}{CODES}"):
                 node.target = frozen.name
         quantizer.frozen = None
-    if weights:
+    if names:
         _changed(state)
-        state.variants.close(None)
+        state.variants.closed = None
     return frozenset(names)
 
 
 def require_form(state: ModelState, given: Mapping[str, object]) -> None:
     """Check that a checkpoint has codes exactly for the weights that the model has as codes."""
-    ours = dict(_packed(state))
-    floats = [
-        quantizer.frozen.name
-        for quantizer in ours.values()
-        if quantizer.frozen is not None and quantizer.frozen.name in given
-    ]
+    ours = {path: frozen.name for path, _, frozen in _packed(state)}
+    floats = [name for name in ours.values() if name in given]
     if floats:
         raise ModelError(
             f"the checkpoint has float values of {floats[0]}, which this model keeps as codes "
@@ -195,11 +189,11 @@ def require_form(state: ModelState, given: Mapping[str, object]) -> None:
 
 def require_stage(state: ModelState, precision: Precision) -> None:
     """Check that a stage leaves packed weights the bits that their codes have."""
-    for path, quantizer in _packed(state):
+    for path, _, frozen in _packed(state):
         for node in state.recording.train.graph.find_nodes(op="call_module", target=path):
-            frozen, bits = quantizer.frozen, node.args[1]
+            bits = node.args[1]
             staged = isinstance(bits, Node) and str(bits.target) == "frac.stage.fw"
-            if frozen is not None and staged and frozen.width != precision.fw:
+            if staged and frozen.width != precision.fw:
                 raise ConfigError(
                     f"{precision} asks for {precision.fw} bits of {frozen.name}, which is kept as codes of "
                     f"{frozen.width}: set a stage of FW-{frozen.width}, or call model.restore() first, which puts "
@@ -237,11 +231,11 @@ def _graphs(state: ModelState) -> Iterator[RecordedModule]:
         yield from variant.recording.graphs
 
 
-def _packed(state: ModelState) -> Iterator[tuple[str, WeightQuantizer]]:
-    """The quantizers whose weights are codes, by path."""
+def _packed(state: ModelState) -> Iterator[tuple[str, WeightQuantizer, FrozenWeight]]:
+    """The quantizers whose weights are codes: the path, the quantizer and the weight."""
     for path, module in state.recording.train.named_modules():
         if isinstance(module, WeightQuantizer) and module.frozen is not None:
-            yield path, module
+            yield path, module, module.frozen
 
 
 def _pack(state: ModelState, name: str, weight: Codable, readers: Readers) -> FrozenWeight:

@@ -16,6 +16,7 @@ from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes import facts
 from fractrain_fx.passes.analyse.codable import readers_of
+from fractrain_fx.passes.graph.edit import owner_module
 
 __all__ = ["rounded_copy"]
 
@@ -51,12 +52,11 @@ def rounded_copy(original: nn.Module, graph_module: RecordedModule, exact: Colle
 def _values(graph_module: RecordedModule, node: Node, parameter: nn.Parameter) -> Iterator[Tensor | None]:
     """The values in which a reader of a parameter, or its users, take it; ``None`` for the parameter as it is."""
     if node.op != "get_attr":
-        module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
-        rounded = module.rounded(_bits(graph_module, node.args[0])) if isinstance(module, QuantizedLeaf) else {}
-        values = (
-            [value for name, value in rounded.items() if attrgetter(name)(module.leaf) is parameter] if module else []
-        )
-        yield values[0] if values else None
+        module, value = owner_module(graph_module, node), None
+        if isinstance(module, QuantizedLeaf):
+            rounded = module.rounded(_bits(graph_module, node.args[0]))
+            value = next((x for name, x in rounded.items() if attrgetter(name)(module.leaf) is parameter), None)
+        yield value
         return
     for user in node.users:
         role = facts(user).role
@@ -65,7 +65,7 @@ def _values(graph_module: RecordedModule, node: Node, parameter: nn.Parameter) -
                 f"{node.target} is rounded anew for each product that reads it, so it has no one rounded value: take "
                 "restore(), or a format that rounds weights once, such as 'affine' with affine.ranges='tensor'"
             )
-        quantizer = graph_module.get_submodule(str(user.target)) if role == "weight" else None
+        quantizer = owner_module(graph_module, user)
         if isinstance(quantizer, WeightQuantizer):
             yield quantizer(parameter, _bits(graph_module, user.args[1]))
         else:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.engine.course import SteeredRun
 from fractrain_fx.engine.rows import pure_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.model.state import ModelState
 
-__all__ = ["card_text", "loads_as_float"]
+__all__ = ["card_text"]
 
 _METHODS = {
     "float": "nothing is rounded",
@@ -25,19 +24,13 @@ _METHODS = {
 }
 
 
-def loads_as_float(state: ModelState, packed: bool) -> bool:
-    """Whether transformers can load the original's weights from the folder."""
-    return not packed and is_hugging_face(state.original)
-
-
-def card_text(
-    state: ModelState, run: SteeredRun | None, results: Mapping[str, float], name: str, *, macs: int, loads: bool
-) -> str:
+def card_text(state: ModelState, run: SteeredRun | None, name: str, *, macs: int, loads: bool) -> str:
     """The text of a card; ``macs`` are the forward MACs of a sample.
 
     ``run`` is the training, if an engine steered it; ``name`` is the folder, or the repository on the Hub. ``loads``:
     transformers loads the folder as the float model.
     """
+    results = state.results
     parts = [_front_matter(state.original, results, name), _training(state, run, macs)]
     if results:
         parts.append(_table("Results", ("measure", "value"), [(key, f"{value:g}") for key, value in results.items()]))

@@ -13,29 +13,29 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx.passes.infra.pass_base import PassBase
 
+from fractrain_fx.capture.inputs.examples_hf import is_hugging_face
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.durable import write_text
 from fractrain_fx.engine.steered import noted_run
 from fractrain_fx.errors import InputError, RunError
 from fractrain_fx.model.frozen.packing import CODES, Packable, pack
-from fractrain_fx.model.saved.card import card_text, loads_as_float
-from fractrain_fx.model.saved.named import RECIPE, named
+from fractrain_fx.model.saved.card import card_text
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
-__all__ = ["FILES", "Weights", "load", "load_weights", "read_weights", "save"]
+__all__ = ["FILES", "Weights", "architecture_in", "load", "load_weights", "read_weights", "save"]
 
-_RECIPE, _EXAMPLES = RECIPE, "example_inputs.safetensors"
+_RECIPE, _EXAMPLES = "fractrain_fx.json", "example_inputs.safetensors"
 _WEIGHTS, _INSERTED = "model.safetensors", "fractrain_fx.safetensors"
 _CONFIG, _CARD = "config.json", "README.md"  # the names that transformers and the Hub read
 FILES = (_RECIPE, _EXAMPLES, _WEIGHTS, _INSERTED, _CONFIG, _CARD)
 _FORMAT = 1
 
 
-def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, together: bool = False) -> None:
+def save(model: Packable, directory: Path, name: str, *, together: bool = False) -> None:
     """Write recipe, example inputs, weights and card; ``name`` is the model's in its card.
 
     The original's weights are in a file of their own, beside the original's ``config.json`` if transformers can load
@@ -44,15 +44,16 @@ def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, tog
 
     Of a sharded model the first process writes whole weights; all must call this.
     """
+    state = model._state
     state.as_recorded.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     whole = model.state_dict() if state.sharding is None else state.sharding.whole(model)
     if whole is not None:
         packed = any(key.endswith(CODES) for key in whole)
-        loads = loads_as_float(state, packed)
+        loads = not packed and is_hugging_face(state.original)  # with transformers, as the float model
         _write(whole, state, directory, together)
         _write_config(state.original, whole, directory, loads)
         macs = sum(op.macs or 0 for _, op in ops_of(state.recording.train.graph))
-        card = card_text(state, noted_run(model), state.results, name, macs=macs, loads=loads)
+        card = card_text(state, noted_run(model), name, macs=macs, loads=loads)
         write_text(directory / _CARD, card)
     if state.sharding is not None:
         dist.barrier()  # the others may read it next
@@ -84,8 +85,8 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, toget
         "architecture": type(state.original).__name__,
         "config": state.config.replace(**{"run.backend": state.rounding.asked}).to_dict(),
         "example_inputs": call,
-        "passes": state.chain,
-        "named": named(state.original),
+        "passes": _names(state.passes),
+        "named": _named(state.original),
     }
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / _RECIPE, json.dumps(recipe, indent=2) + "\n")
@@ -96,6 +97,13 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, toget
     for tensors, name in ((originals, _WEIGHTS), (inserted, _INSERTED)):
         if tensors:
             save_model(Weights(tensors), str(directory / name), metadata={"format": "pt"})  # type: ignore[arg-type]
+
+
+def _named(model: nn.Module) -> dict[str, Any] | None:
+    """The name of a timm model and its number of classes, as a recipe keeps them; ``None`` for other models."""
+    config: Any = getattr(model, "pretrained_cfg", None)
+    name = config.get("architecture") if isinstance(config, dict) else None
+    return {"timm": name, "num_classes": getattr(model, "num_classes", None)} if name else None
 
 
 class Weights:
@@ -131,15 +139,50 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
         raise RunError(f"{directory} holds a {recipe['architecture']}, but model= is a {type(model).__name__}")
     call = _unpack(recipe["example_inputs"], tensors)
     config = FracConfig.from_dict(recipe["config"])
-    chain = None if passes is None else [type(pass_).__name__ for pass_ in passes]
     wrote = recipe.get("passes")
-    if wrote != chain:
+    if wrote != _names(passes):
         rewriter = "the default passes" if wrote is None else f"another chain ({', '.join(wrote)})"
         raise RunError(f"the model in {directory} was rewritten by {rewriter}: give from_pretrained the same passes=")
     return rewrite(model, record_model(model, config, call["args"], call["kwargs"]), config, passes)
 
 
-def load_weights(model: Packable, original: nn.Module, directory: Path) -> None:
+def architecture_in(folder: Path) -> nn.Module:
+    """A fresh model of the architecture that ``save_pretrained`` wrote into a folder."""
+    try:
+        recipe = json.loads((folder / _RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder} holds neither a run (config.yaml) nor a model that save_pretrained wrote ({_RECIPE}): {error}"
+        ) from error
+    kind, name = str(recipe.get("architecture")), recipe.get("named")
+    if name is not None:
+        import timm
+
+        sizes = {} if name.get("num_classes") is None else {"num_classes": name["num_classes"]}
+        timm_model: nn.Module = timm.create_model(name["timm"], pretrained=False, **sizes)
+        if type(timm_model).__name__ == kind:
+            return timm_model
+    file = folder / _CONFIG
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if "model_type" in config and kind in config.get("architectures", ()):
+        import transformers
+
+        if hasattr(transformers, kind):
+            settings = transformers.AutoConfig.from_pretrained(folder)
+            hf_model: nn.Module = getattr(transformers, kind)(settings)
+            return hf_model
+    raise RunError(
+        f"{folder} holds a {kind}, which is neither timm's nor transformers': give its architecture: "
+        "FracModel.from_pretrained(folder, model=...), or --model FILE.py:FUNCTION"
+    )
+
+
+def _names(passes: Sequence[PassBase] | None) -> list[str] | None:
+    """The names of a chain of passes; ``None`` for the default one."""
+    return None if passes is None else [type(pass_).__name__ for pass_ in passes]
+
+
+def load_weights(model: Packable, directory: Path) -> None:
     """Load the weights that :func:`save` wrote into a rewritten model."""
     from safetensors import SafetensorError
 
@@ -151,7 +194,7 @@ def load_weights(model: Packable, original: nn.Module, directory: Path) -> None:
             pack(model._state, packed)
         model.load_state_dict(weights)
     except (OSError, RuntimeError, SafetensorError) as error:
-        kind = type(original).__name__
+        kind = type(model._state.original).__name__
         raise RunError(f"the weights in {directory} cannot be loaded into {kind}: {error}") from error
 
 

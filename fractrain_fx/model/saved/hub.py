@@ -7,11 +7,10 @@ from typing import Any
 
 from huggingface_hub import ModelHubMixin, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from torch import nn
 
 from fractrain_fx.errors import RunError
+from fractrain_fx.model.frozen.packing import Packable
 from fractrain_fx.model.saved.folder import FILES, save
-from fractrain_fx.model.state import ModelState
 
 __all__ = ["fetch", "push"]
 
@@ -19,16 +18,16 @@ __all__ = ["fetch", "push"]
 class _OnHub(ModelHubMixin, library_name="fractrain_fx"):
     """A FracModel as a ``ModelHubMixin``. FracModel itself is not one, so that its import stays quick."""
 
-    def __init__(self, model: nn.Module, state: ModelState, repo_id: str) -> None:
-        self._model, self._state, self._repo_id = model, state, repo_id
+    def __init__(self, model: Packable, repo_id: str) -> None:
+        self._model, self._repo_id = model, repo_id
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        save(self._model, self._state, save_directory, self._repo_id)
+        save(self._model, save_directory, self._repo_id)
 
 
-def push(model: nn.Module, state: ModelState, repo_id: str, **options: Any) -> Any:
+def push(model: Packable, repo_id: str, **options: Any) -> Any:
     """Save a model into a temporary folder and upload it in one commit."""
-    return _OnHub(model, state, repo_id).push_to_hub(repo_id, **options)
+    return _OnHub(model, repo_id).push_to_hub(repo_id, **options)
 
 
 def fetch(repo_id: str, **options: Any) -> Path:

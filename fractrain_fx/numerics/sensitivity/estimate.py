@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from glob import escape
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,14 +45,8 @@ _SAME = 1e-3  # length of a difference of gradients, beside their own, below whi
 Widths = Mapping[str, Sequence[int]]
 """The widths of each op."""
 Key = tuple[str, OperandName, int]
-
-
-class _Backward(NamedTuple):
-    """What the backward pass of an op saw."""
-
-    plan: Plan
-    call: Call
-    g: Tensor
+Backward = tuple[Plan, Call, Tensor]
+"""What the backward pass of an op saw: the op, its call and the gradient of its output."""
 
 
 class Estimates:
@@ -83,7 +77,10 @@ class Estimates:
         self._refuse_unseen()
         terms = sum(map(copied.terms, batches)) / len(batches)
         self._batch_harm = terms / 2 * _mean_square(products)
-        self._batch_variance = {name: _variance(values) for name, values in _values(gradients).items()}
+        # The variance between batches, summed over a weight's values.
+        self._batch_variance = {
+            name: float(torch.stack(values).var(0).sum()) for name, values in _values(gradients).items()
+        }
 
     def change(self, op: str, operand: OperandName, bits: int) -> float:
         """The expected change of the loss, for an activation or a weight."""
@@ -104,12 +101,12 @@ class Estimates:
         return self._variance[op, "g", bits] / self._batches, self._batch_variance[weight]
 
     def _add(self, batch: Any, step: Mapping[str, Tensor]) -> None:
-        copied, backwards = self._copied, dict[str, _Backward]()
+        copied, backwards = self._copied, dict[str, Backward]()
         copied.release()
         for name, probe in copied.probes.items():
 
             def look(plan: Plan, call: Call, g: Tensor, name: str = name) -> tuple[Tensor, Tensor]:
-                backwards[name] = _Backward(plan, call, g)
+                backwards[name] = plan, call, g
                 return g, g
 
             probe.on_backward = look
@@ -135,7 +132,7 @@ class Estimates:
             )
 
     @torch.no_grad()
-    def _factor(self, name: str, operand: OperandName, backward: _Backward, terms: int) -> None:
+    def _factor(self, name: str, operand: OperandName, backward: Backward, terms: int) -> None:
         plan, call, g = backward
         slot, samples = slot_of(plan, operand), self._copied.samples
         factor, other = (plan.first, call.b) if slot == FIRST else (plan.second, call.a)
@@ -172,7 +169,7 @@ class Estimates:
         return {name: slope.div_(2 * nudge) if nudge else slope.zero_() for name, slope in outputs.items()}
 
     @torch.no_grad()
-    def _gradient(self, name: str, backward: _Backward, slope: Tensor, terms: int) -> None:
+    def _gradient(self, name: str, backward: Backward, slope: Tensor, terms: int) -> None:
         plan, call, g = backward
         slot = slot_of(plan, "w")
         for bits in self._widths[name]:
@@ -223,11 +220,6 @@ def _difference(gradients: Gradients, first: int, second: int) -> dict[str, Tens
 
 def _values(gradients: Gradients) -> dict[str, list[Tensor]]:
     return {name: [batch[name] for batch in gradients] for name in gradients[0]}
-
-
-def _variance(values: Sequence[Tensor]) -> float:
-    """The variance between batches, summed over a weight's values."""
-    return float(torch.stack(list(values)).var(0).sum())
 
 
 def _products(gradients: Gradients) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -87,9 +88,7 @@ def _add(
 
 def _groups(graph_module: GraphModule, left: list[Found]) -> dict[str, list[Found]]:
     """The contractions outside residual blocks, grouped by the module that is their layer."""
-    sizes: dict[str, int] = {}
-    for _, op in left:
-        sizes[_layer(graph_module, op)] = sizes.get(_layer(graph_module, op), 0) + 1
+    sizes = Counter(_layer(graph_module, op) for _, op in left)
     groups: dict[str, list[Found]] = {}
     for node, op in left:
         layer = _layer(graph_module, op)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
+from functools import reduce
+from operator import attrgetter, or_
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
@@ -18,7 +18,7 @@ from fractrain_fx.passes.analyse.trained import bits_of
 from fractrain_fx.passes.graph.aliases import shares_memory, written
 from fractrain_fx.passes.graph.contractions import Contraction, contraction, operand, uncounted_kind, unsplit
 from fractrain_fx.passes.graph.edit import module_path, owner_module, varying
-from fractrain_fx.passes.graph.facts import Facts, Op, facts, ops_of
+from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 from fractrain_fx.passes.graph.formulas import recurrent_macs
 
 __all__ = ["Macs"]
@@ -110,20 +110,13 @@ def _whole(graph_module: GraphModule, node: Node) -> Op | None:
         op.macs = counted[1] // (facts(node).samples or 1)
         op.input_gradient = read[0].requires_grad
         op.weight_gradient = any(record.requires_grad for record in read[1:])
-        facts(node).gradients_by = read[0].trained_by, _either(read[1:])
+        facts(node).gradients_by = read[0].trained_by, reduce(or_, (record.trained_by for record in read[1:]), 0)
     elif isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read:
         op.macs = recurrent_macs(owner, read[0].shape or ()) // (read[0].samples or 1)
         op.input_gradient = read[0].requires_grad
         op.weight_gradient = any(parameter.requires_grad for parameter in owner.parameters())
         facts(node).gradients_by = read[0].trained_by, bits_of(graph_module, owner)
     return op
-
-
-def _either(read: Sequence[Facts]) -> int:
-    mask = 0
-    for record in read:
-        mask |= record.trained_by
-    return mask
 
 
 def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> str:

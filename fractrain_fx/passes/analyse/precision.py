@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from fnmatch import fnmatchcase
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -32,6 +31,13 @@ _LABELS = {
     "first": "what reads the model's floating-point inputs: nothing does in a model that begins with an embedding",
     "last": "what no other contraction reads",
     "depthwise": "convolutions with one channel in each group",
+}
+# Why an op of a label stays float; the first of several labels counts.
+_IN_FLOAT = {
+    "first": "first contraction",
+    "last": "last contraction",
+    "depthwise": "depthwise convolution",
+    "constant": "no gradient passes and no weight is read",
 }
 _MIXED = "its samples are in mixed order, so no gate can choose for each"
 
@@ -161,12 +167,8 @@ class DecidePrecision(PassBase):
             if isinstance(pin.precision, Precision):
                 return Decision("pinned", reason, pin.precision, *format_and_recipe)
             return Decision("scheduled", reason, None, *format_and_recipe, stages=pin.stages)
-        reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}
-        for label in labels:
-            if label in reasons:
-                return Decision("float", reasons[label])
-        if "constant" in labels:
-            return Decision("float", "no gradient passes and no weight is read")
+        if labels:
+            return Decision("float", _IN_FLOAT[labels[0]])
         if no_form is not None:
             return Decision("float", no_form)
         if self.config.scheduled:
@@ -253,7 +255,7 @@ def _labels(graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> dict[str, 
     for node, op in ops:
         family = contraction(node)
         first, second = (operand(node, place) for place in family.operands) if family else (None, None)
-        op_labels = [
+        labels[op.name] = tuple(
             label
             for label, holds in (
                 ("first", (first in untouched or second in untouched) and not {first, second} & product),
@@ -262,11 +264,10 @@ def _labels(graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> dict[str, 
                 ("constant", second in moving and not op.input_gradient and not op.weight_gradient),
             )
             if holds
-        ]
-        labels[op.name] = tuple(op_labels)
+        )
     return labels
 
 
 def _floating(node: Node) -> bool:
     dtype = facts(node).dtype
-    return dtype is not None and (dtype.is_floating_point or dtype.is_complex) and dtype != torch.bool
+    return dtype is not None and (dtype.is_floating_point or dtype.is_complex)

@@ -222,5 +222,4 @@ def _disjoint(blocks: list[Residual]) -> list[Residual]:
             chosen.append(block)
         elif block.whole and all(other.region < block.region and other.path == block.path for other in rivals):
             chosen = [other for other in chosen if other not in rivals] + [block]
-    order = {id(block): index for index, block in enumerate(blocks)}
-    return sorted(chosen, key=lambda residual: order[id(residual)])
+    return [block for block in blocks if block in chosen]

@@ -6,7 +6,7 @@ present ``requires_grad`` of the parameters tells which ops need EB and GC witho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from torch import nn
@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.passes.graph.facts import facts, ops_of
 
-__all__ = ["Place", "bits_of", "find_trained", "follow_trained", "places_of", "trained_share"]
+__all__ = ["Place", "bits_of", "find_trained", "follow_trained", "places_of", "trained_now", "trained_share"]
 
 _ALWAYS = 1  # the bit of inputs that require a gradient
 _NAMES = "parameters"  # key of ``graph_module.meta``: names in the order of their bits
@@ -33,6 +33,11 @@ def places_of(graph_module: GraphModule) -> list[Place]:
         # A TorchScript module has no dictionary, and keeps its parameters when it is moved.
         places.append((parameters if isinstance(parameters, dict) else dict(parameters.items()), leaf))
     return places
+
+
+def trained_now(places: Sequence[Place]) -> list[bool]:
+    """Whether the parameter at each place is trained; one that is kept as codes is not."""
+    return [(p := parameters.get(name)) is not None and p.requires_grad for parameters, name in places]
 
 
 def find_trained(graph_module: GraphModule, example: str) -> None:
@@ -96,9 +101,5 @@ def _mask(module: nn.Module, bits: Mapping[int, int]) -> int:
 
 
 def _now(graph_module: GraphModule) -> int:
-    now = _ALWAYS
-    for bit, (parameters, name) in enumerate(places_of(graph_module), start=1):
-        parameter = parameters.get(name)
-        if parameter is not None and parameter.requires_grad:
-            now |= 1 << bit
-    return now
+    flags = trained_now(places_of(graph_module))
+    return _ALWAYS + sum(1 << bit for bit, trained in enumerate(flags, start=1) if trained)

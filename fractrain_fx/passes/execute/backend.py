@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import CODE_BITS, FracConfig, Precision
@@ -21,10 +21,12 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Backend, Plan
 from fractrain_fx.execution.torchao_kernels import MULTIPLES
 from fractrain_fx.nn.bits import OwnBits, StageBits
-from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
-from fractrain_fx.passes.execute.left_out import WeightProduct, left_out
-from fractrain_fx.passes.graph.edit import NAMESPACE
-from fractrain_fx.passes.graph.facts import Op, ops_of
+from fractrain_fx.nn.quantizers import WeightQuantizer
+from fractrain_fx.passes.execute.fuse import fused_ops, require_fused, unfused
+from fractrain_fx.passes.graph.arithmetic import arithmetic_of
+from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, factors_of
+from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module, varying
+from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 
 __all__ = ["ChooseBackend", "not_on_int8", "not_on_torchao"]
 
@@ -94,12 +96,25 @@ class ChooseBackend(PassBase):
             fused.backends = (backend, *fused.backends)
 
 
+class _WeightProduct(NamedTuple):
+    """A quantized op that multiplies an activation by a weight, whose sizes are ``shape``.
+
+    ``static`` has the arguments that are not tensors; ``quantizer`` is ``None`` before the pass ``Quantize``.
+    """
+
+    op: Op
+    arithmetic: Arithmetic
+    static: tuple[Any, ...]
+    shape: tuple[int, ...]
+    quantizer: WeightQuantizer | None
+
+
 def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     """By name, the quantized ops of a graph, shown or running, that always multiply in float, with the reason."""
     if not config.may_use_codes:
         return {}
 
-    def reason(product: WeightProduct) -> str | None:
+    def reason(product: _WeightProduct) -> str | None:
         if product.quantizer is not None and not product.quantizer.fmt.has_codes:
             return "its format has no codes"
         if product.quantizer is not None and product.quantizer.frozen is not None:
@@ -109,7 +124,7 @@ def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]
         layout = _layout(product.arithmetic, product.static)
         return layout if isinstance(layout, str) else _wide(product.op, config)
 
-    return left_out(graph_module, reason)
+    return _left_out(graph_module, reason)
 
 
 def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
@@ -117,10 +132,44 @@ def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, s
     if not config.run.torchao:
         return {}
 
-    def reason(product: WeightProduct) -> str | None:
+    def reason(product: _WeightProduct) -> str | None:
         return not_linear(product.arithmetic, product.static) or _misfit(product.shape, product.op, config)
 
-    return left_out(graph_module, reason)
+    return _left_out(graph_module, reason)
+
+
+def _left_out(graph_module: GraphModule, reason: Callable[[_WeightProduct], str | None]) -> dict[str, str]:
+    """By name, the quantized ops that are not a fused activation times a weight, or that ``reason`` leaves out."""
+    moving = varying(graph_module.graph)
+    apart = unfused(graph_module)
+    reasons: dict[str, str] = {}
+    for node, op in ops_of(graph_module.graph):
+        if op.precision.rounds:
+            product = apart.get(op.name) or _product(graph_module, node, op, moving)
+            why = product if isinstance(product, str) else reason(product)
+            if why is not None:
+                reasons[op.name] = why
+    return reasons
+
+
+def _product(graph_module: GraphModule, node: Node, op: Op, moving: set[Node]) -> _WeightProduct | str:
+    """The product of an op, or the reason that it is not one of an activation and a weight."""
+    factors = factors_of(node)
+    if op.kind in OPAQUE_KINDS or factors is None:
+        return "is kept as one node"
+    first, weight = factors
+    if first not in moving:
+        return "its first factor is the weight"
+    if weight in moving:
+        return "multiplies two activations"
+    shape, fused = facts(weight).shape or (), owner_module(graph_module, node)
+    if isinstance(fused, FusedOp):
+        return _WeightProduct(op, fused.plan.arithmetic, fused.plan.static, shape, fused.plan.second.quantizer)
+    arithmetic, quantizer = arithmetic_of(node), owner_module(graph_module, weight)
+    if isinstance(arithmetic, str):
+        return arithmetic
+    static = arithmetic.bind(node.args, node.kwargs).static
+    return _WeightProduct(op, arithmetic, static, shape, quantizer if isinstance(quantizer, WeightQuantizer) else None)
 
 
 def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:

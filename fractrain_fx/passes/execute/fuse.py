@@ -29,6 +29,9 @@ _QUANTIZERS: Mapping[Role | None, type[nn.Module]] = {
 }
 """The kind of module that the nodes of each role call."""
 
+Group = tuple[list[Node], Node]
+"""The quantize nodes of a contraction's factors, and that of its gradient."""
+
 
 class Fuse(PassBase):
     """Replace each quantized contraction and the quantize nodes around it by one :class:`FusedOp`.
@@ -56,10 +59,11 @@ class Fuse(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         groups = _groups(graph_module)
         if self._per_product:
-            groups = [node for node in groups if _per_product(graph_module, node)]
+            groups = {node: group for node, group in groups.items() if _per_product(graph_module, group)}
         apart = _not_fusible(groups)
         shared = _Shared(graph_module)
-        fused = {node.name: _fuse(graph_module, node, shared).name for node in groups if node not in apart}
+        fusible = {node: group for node, group in groups.items() if node not in apart}
+        fused = {node.name: _fuse(graph_module, node, group, shared).name for node, group in fusible.items()}
         for node in graph_module.graph.nodes:
             if blocks := facts(node).blocks:
                 # In a new record: a copied graph shares records with the graph it is a copy of.
@@ -89,17 +93,17 @@ def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
 def require_fused(graph_module: GraphModule) -> None:
     """Check that :class:`Fuse` has run on a graph."""
     groups = _groups(graph_module)
-    for node in set(groups) - _not_fusible(groups).keys():
+    for node in groups.keys() - _not_fusible(groups).keys():
         raise PassError(f"{node.name!r} is not fused with the quantize nodes around it yet: run Fuse first")
 
 
-def _groups(graph_module: GraphModule) -> list[Node]:
+def _groups(graph_module: GraphModule) -> dict[Node, Group]:
     """The contractions with quantize nodes around them."""
-    return [node for node in graph_module.graph.nodes if _group(node) is not None]
+    return {node: group for node in graph_module.graph.nodes if (group := _group(node)) is not None}
 
 
-def _group(node: Node) -> tuple[list[Node], Node] | None:
-    """The quantize nodes of a contraction's factors and of its gradient; ``None`` if one is missing."""
+def _group(node: Node) -> Group | None:
+    """The group around a contraction; ``None`` if a quantize node is missing."""
     family = contraction(node)
     if family is None or facts(node).op is None:
         return None
@@ -110,20 +114,19 @@ def _group(node: Node) -> tuple[list[Node], Node] | None:
     return factors, after[0]
 
 
-def _per_product(graph_module: GraphModule, node: Node) -> bool:
-    group = _group(node)
-    return group is not None and bool(graph_module.get_submodule(str(group[1].target)).fmt.per_product)  # type: ignore[union-attr]
+def _per_product(graph_module: GraphModule, group: Group) -> bool:
+    return bool(graph_module.get_submodule(str(group[1].target)).fmt.per_product)  # type: ignore[union-attr]
 
 
-def _not_fusible(groups: list[Node]) -> dict[Node, str]:
+def _not_fusible(groups: Mapping[Node, Group]) -> dict[Node, str]:
     """The groups that stay unfused, with the reason. So does a group that shares a rounded activation with one."""
     apart = {node: arithmetic for node in groups if isinstance(arithmetic := arithmetic_of(node), str)}
-    fusible = set(groups) - apart.keys()
+    fusible = groups.keys() - apart.keys()
     changed = True
     while changed:
         changed = False
         for node in sorted(fusible):
-            factors, _ = _group(node) or ([], None)
+            factors, _ = groups[node]
             shared = [f for f in factors if facts(f).role == "input" and not fusible.issuperset(f.users)]
             if shared:
                 fusible.remove(node)
@@ -158,11 +161,10 @@ class _Shared:
         return self._picked[choice]
 
 
-def _fuse(graph_module: GraphModule, node: Node, shared: _Shared) -> Node:
-    graph = graph_module.graph
-    group, arithmetic, op = _group(node), arithmetic_of(node), facts(node).op
-    assert group is not None and op is not None and not isinstance(arithmetic, str)
-    factors, gradient = group
+def _fuse(graph_module: GraphModule, node: Node, group: Group, shared: _Shared) -> Node:
+    graph, (factors, gradient) = graph_module.graph, group
+    arithmetic, op = arithmetic_of(node), facts(node).op
+    assert op is not None and not isinstance(arithmetic, str)
     quantizers: list[Any] = [owner_module(graph_module, quantizer) for quantizer in (*factors, gradient)]
     ends = [shared.range(factor, op.name) if facts(factor).role == "input" else None for factor in factors]
     path = f"fused.{str(gradient.target).split('.')[-2]}"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+from functools import partial
 
-from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import PassError
-from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm, is_plain_norm
 from fractrain_fx.nn.gates import Skip
-from fractrain_fx.passes.graph.edit import call, insert_module, owner_module
+from fractrain_fx.passes.graph.edit import call, insert_module, original_at, owner_module
 from fractrain_fx.passes.graph.facts import facts
 
 __all__ = ["FuseSkips"]
@@ -37,10 +35,8 @@ class FuseSkips(PassBase):
             assert isinstance(norm, Node)
             module = graph_module.get_submodule(str(skip.target))
             assert isinstance(module, Skip)
-            children = cast(dict[str, nn.Module], graph_module._modules)
             path = f"fused.{str(skip.target).rpartition('.')[2]}_norm"
-            original = Original(children, str(norm.target))
-            insert_module(graph_module, path, lambda o=original, m=module: SkippedNorm(o, m))  # type: ignore[misc]
+            insert_module(graph_module, path, partial(SkippedNorm, original_at(graph_module, norm), module))
             with graph_module.graph.inserting_before(skip):
                 fused = call(
                     graph_module.graph,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,9 +11,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn import functional as F
 
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU, relu
-from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.passes.graph.aliases import memory_of, written
-from fractrain_fx.passes.graph.edit import NAMESPACE, identifier, insert_module, owner_module
+from fractrain_fx.passes.graph.edit import NAMESPACE, identifier, insert_module, original_at, owner_module
 
 __all__ = ["ReplaceReLUs"]
 
@@ -28,13 +27,11 @@ class ReplaceReLUs(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         relus = [node for node in graph_module.graph.nodes if _is_relu(node, graph_module)]
-        children = cast(dict[str, nn.Module], graph_module._modules)
         for node in relus:
             if node.op == "call_module":
-                path = str(node.target)
-                name = f"fused.{identifier(path)}_relu"
-                insert_module(graph_module, name, lambda p=path: MasklessReLU(Original(children, p)))  # type: ignore[misc]
-                node.target = f"{NAMESPACE}.{name}"
+                path = f"fused.{identifier(str(node.target))}_relu"
+                insert_module(graph_module, path, partial(MasklessReLU, original_at(graph_module, node)))
+                node.target = f"{NAMESPACE}.{path}"
             else:
                 node.target = relu
         graph_module.graph.lint()

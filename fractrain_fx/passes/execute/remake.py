@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.execution.attention import Probabilities
-from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.remade import Made, ModuleMaker, can_run_again
 from fractrain_fx.nn.attention import attention_probabilities
-from fractrain_fx.passes.graph.aliases import base, is_view
-from fractrain_fx.passes.graph.edit import NAMESPACE, graphs_of, insert_module, owner_module
+from fractrain_fx.passes.graph.aliases import Writes, base, is_view
+from fractrain_fx.passes.graph.edit import NAMESPACE, graphs_of, insert_module, original_at, owner_module
 from fractrain_fx.passes.graph.facts import facts
-from fractrain_fx.passes.graph.writes import Writes
 
 __all__ = ["RemakeOperands"]
 
@@ -36,7 +32,6 @@ class RemakeOperands(PassBase):
 
 
 def _connect(graph_module: GraphModule) -> bool:
-    children = cast(dict[str, nn.Module], graph_module._modules)
     writes = Writes(graph_module.graph)
     changed = False
     for node in graph_module.graph.nodes:
@@ -48,7 +43,7 @@ def _connect(graph_module: GraphModule) -> bool:
             fused.maker = _replaced(graph_module, probabilities)
             source, value = probabilities.args[0], node.kwargs["a"]
         elif (module := _module(graph_module, node.kwargs["a"])) and not _is_written(writes, module, node):
-            fused.maker = ModuleMaker(Original(children, str(module.target)))
+            fused.maker = ModuleMaker(original_at(graph_module, module))
             source, value = module.args[0], module
         if fused.maker is not None:
             node.kwargs = {**node.kwargs, "made": Made(source, value)}  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,8 +72,9 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
     paths ``leaves`` were recorded as one node.
     """
     nodes = list(graph_module.graph.nodes)
-    free = _Free(nodes)
-    places = sorted({place for wish in _wished(nodes) if (place := free.from_(wish)) is not None})
+    free = _free(nodes)
+    # The first place from each wish on where the graph may be cut.
+    places = sorted({free[at] for wish in _wished(nodes) if (at := bisect_left(free, wish)) < len(free)})
     last = max((place for place, node in enumerate(nodes) if facts(node).op is not None), default=0)
     ends = [0, *(place for place in places if place <= last), len(nodes)]  # the cost alone is no segment
     parts = [nodes[a:b] for a, b in itertools.pairwise(ends)]
@@ -159,24 +161,18 @@ def _once(graph_module: RecordedModule, nodes: Sequence[Node], leaves: Collectio
     return None
 
 
-class _Free:
-    """The places of a graph where it may be cut. A place is the number of the node behind the cut."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._barred = [False] * len(nodes)
-        number = {node: place for place, node in enumerate(nodes)}
-        for node in nodes:
-            starts = _changed(node) if node.target not in REGIONS.values() else {base(node)}
-            if places := [number[start] for start in starts if start is not None and start.op != "get_attr"]:
-                first = min(places) + 1
-                self._barred[first : number[node] + 1] = [True] * (number[node] + 1 - first)
-        # A cut lies in front of a node that runs, and behind another one.
-        runs = [place for place, node in enumerate(nodes) if node.op not in _NOT_RUN]
-        self._places = [place for place in runs[1:] if not self._barred[place]]
-
-    def from_(self, place: int) -> int | None:
-        """The first place from here on where the graph may be cut."""
-        return next((candidate for candidate in self._places if candidate >= place), None)
+def _free(nodes: Sequence[Node]) -> list[int]:
+    """The places of a graph where it may be cut, in order. A place is the number of the node behind the cut."""
+    barred = [False] * len(nodes)
+    number = {node: place for place, node in enumerate(nodes)}
+    for node in nodes:
+        starts = _changed(node) if node.target not in REGIONS.values() else {base(node)}
+        if places := [number[start] for start in starts if start is not None and start.op != "get_attr"]:
+            first = min(places) + 1
+            barred[first : number[node] + 1] = [True] * (number[node] + 1 - first)
+    # A cut lies in front of a node that runs, and behind another one.
+    runs = [place for place, node in enumerate(nodes) if node.op not in _NOT_RUN]
+    return [place for place in runs[1:] if not barred[place]]
 
 
 def _changed(node: Node) -> set[Node]:

@@ -7,14 +7,14 @@ for other layouts, types and modes, and for nodes that a pass has put into the g
 from __future__ import annotations
 
 from torch import nn
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from fractrain_fx.capture import changes_operands, memory_in
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import reached
 
-__all__ = ["base", "is_view", "memory_of", "shares_memory", "written"]
+__all__ = ["Writes", "base", "is_view", "memory_of", "shares_memory", "written"]
 
 # Calls whose result may lie in the memory of their first operand.
 _VIEWS = frozenset(
@@ -61,6 +61,25 @@ def shares_memory(node: Node) -> list[Node]:
 def memory_of(node: Node) -> set[Node]:
     """A node, and all nodes in whose memory its value may lie. Two values may share memory if these sets overlap."""
     return reached([node], shares_memory)
+
+
+class Writes:
+    """The writes of a graph, as it is now, into memory that values may share."""
+
+    def __init__(self, graph: Graph) -> None:
+        changed = {node: written(node) for node in graph.nodes}
+        self._changed = [(node, self._memory(operands)) for node, operands in changed.items() if operands]
+
+    def last(self, value: Node, reader: Node) -> Node | None:
+        """The last node before ``reader`` that may change the memory of a value."""
+        memory = self._memory([value]) if self._changed else set()
+        writers = (node for node, changed in reversed(self._changed) if not changed.isdisjoint(memory))
+        return next((node for node in writers if node < reader), None)
+
+    def _memory(self, values: list[Node]) -> set[object]:
+        """The nodes whose memory values may share; parameters and buffers, which several nodes read, by their paths."""
+        shared = {node for value in values for node in memory_of(value)}
+        return {node.target if node.op == "get_attr" else node for node in shared}
 
 
 def _passes_on(node: Node) -> bool:

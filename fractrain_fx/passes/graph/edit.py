@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from fractrain_fx.capture import PLACE
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
+from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.passes.graph.facts import Facts, Op, Role, facts
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "insert_module",
     "module_path",
     "origin",
+    "original_at",
     "owner_module",
     "reached",
     "read",
@@ -52,6 +54,11 @@ def module_path(node: Node) -> str:
 def owner_module(graph_module: GraphModule, node: Node) -> nn.Module | None:
     """The module that a ``call_module`` node calls."""
     return graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def original_at(graph_module: GraphModule, node: Node) -> Original:
+    """Finds, at each call, the module of the model that a ``call_module`` node calls."""
+    return Original(cast(dict[str, nn.Module], graph_module._modules), str(node.target))
 
 
 def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:

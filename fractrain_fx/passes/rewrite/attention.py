@@ -16,6 +16,7 @@ from fractrain_fx.passes.graph.edit import origin, reached
 __all__ = ["OpenAttention"]
 
 _GIVES_USUAL_ORDER = frozenset({"reshape", "flatten", "contiguous", "linear", "matmul", "bmm", "mm", "addmm"})
+_ATTENTION = "scaled_dot_product_attention"
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
 
@@ -29,14 +30,10 @@ class OpenAttention(PassBase):
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        attentions = [node for node in graph_module.graph.nodes if _is_attention(node)]
+        attentions = [node for node in graph_module.graph.nodes if function_name(node) == _ATTENTION]
         for node in attentions:
             _open(node)
         return PassResult(graph_module, bool(attentions))
-
-
-def _is_attention(node: Node) -> bool:
-    return function_name(node) == "scaled_dot_product_attention"
 
 
 def _open(node: Node) -> None:

@@ -17,7 +17,7 @@ from fractrain_fx.passes.graph.contractions import factors_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, gradient_path, insert_module, read, unique, varying
 from fractrain_fx.passes.graph.facts import Op, blocks_of, choices_of, facts, ops_of
 
-__all__ = ["MeterCost", "costed", "op_cost", "reach_of"]
+__all__ = ["MeterCost", "costed", "reach_of"]
 
 Paths = tuple[float, float, float]
 
@@ -119,7 +119,7 @@ class MeterCost(PassBase):
                     meter.follow(self._meter(graph_module, list(meter.blocks))[0])
 
 
-def op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost:
+def _op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost:
     """The MACs of an op's three products for one sample, whether it reads a weight, and its fewest bits."""
     factors = factors_of(node)
     role = None if factors is None else facts(factors[1]).role
@@ -173,7 +173,7 @@ def _costed(graph_module: GraphModule, config: FracConfig) -> Iterator[tuple[Nod
     moving = varying(graph_module.graph)
     for node, op in ops_of(graph_module.graph):
         if op.macs is not None:
-            yield node, op, op_cost(node, op, moving, config)
+            yield node, op, _op_cost(node, op, moving, config)
 
 
 def _bits(node: Node) -> tuple[Node, Node, Node] | None:

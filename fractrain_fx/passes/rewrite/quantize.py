@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
@@ -26,6 +27,7 @@ from fractrain_fx.nn.quantizers import (
     WeightQuantizer,
 )
 from fractrain_fx.nn.rounding import NoiseSeed
+from fractrain_fx.passes.graph.aliases import Writes
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
 from fractrain_fx.passes.graph.edit import (
     NAMESPACE,
@@ -38,7 +40,6 @@ from fractrain_fx.passes.graph.edit import (
     varying,
 )
 from fractrain_fx.passes.graph.facts import KNOWN, Op, Role, choices_of, facts, ops_of
-from fractrain_fx.passes.graph.writes import Writes
 
 __all__ = ["Quantize"]
 
@@ -207,31 +208,18 @@ class _Writer:
         return self._widths[path]
 
     def _activation(self, node: Node, op: Op, source: Node, bits: _Bits, side: str) -> Node:
-        batch = facts(source).batch
-        if bits.choice is not None and batch is not None:
-            widths = [option.fw for option in op.options(self._config)]
-            estimate = self._config.gate.gradient
-            # Ops that read the same values share a quantizer where their gains add up, as sums of first order do.
-            reader = (op.name, side) if estimate == "fisher" else ()
-            return self._once(
-                ("activation", source, self._format_of(op), bits.choice, *widths, *reader),
-                node,
-                self._path(op, side, side),
-                lambda: MixedActivationQuantizer(
-                    self._format_of(op), widths, batch, self._config.affine.keep, estimate
-                ),
-                [source, bits.choice],
-                op,
-            )
+        batch, fmt, keep = facts(source).batch, self._format_of(op), self._config.affine.keep
+        key: tuple[object, ...] = ("activation", source, fmt)
         # A tensor that all samples share cannot follow one sample's choice: it has the width of gated weights.
-        return self._once(
-            ("activation", source, self._format_of(op), bits.fw),
-            node,
-            self._path(op, side, side),
-            lambda: ActivationQuantizer(self._format_of(op), self._config.affine.keep, batch),
-            [source, bits.fw],
-            op,
-        )
+        if bits.choice is None or batch is None:
+            make: Callable[[], nn.Module] = partial(ActivationQuantizer, fmt, keep, batch)
+            control = bits.fw
+        else:
+            widths, estimate = [option.fw for option in op.options(self._config)], self._config.gate.gradient
+            # Ops that read the same values share a quantizer where their gains add up, as sums of first order do.
+            key += (*widths, *((op.name, side) if estimate == "fisher" else ()))
+            make, control = partial(MixedActivationQuantizer, fmt, widths, batch, keep, estimate), bits.choice
+        return self._once((*key, control), node, self._path(op, side, side), make, [source, control], op)
 
     def _path(self, op: Op, side: str, name: str) -> str:
         """The path of an operand's quantizer: that of another graph, in which an op may share another one's.
