@@ -21,7 +21,7 @@ __all__ = ["BUDGETS", "frontier"]
 BUDGETS = (30, 40, 55, 70)
 """Shares of the cost of static FW-8/BW-8, in per cent."""
 
-_OUTER = "outer layers too"
+_OUTER, _NEEDED = "outer layers too", "gradients by need"
 # A run counts at a budget if it costs at most two points more: precisions and targets don't meet a share exactly.
 _SLACK = 2.0
 # A static precision is a rival of what costs up to this much more.
@@ -31,7 +31,7 @@ _OWN_FORMATS = ("dorefa", "wageubn", "bf16")
 _APART = {
     "samples": "ranges of samples",
     "rows": "ranges of rows",
-    "needed": "gradients by need",
+    "needed": _NEEDED,
     "allocated": "allocated",
     "priced": "allocated",
     "ends": "first and last block high",
@@ -56,6 +56,12 @@ class _Point(NamedTuple):
     def static(self) -> bool:
         """Whether every op has the same fixed precision."""
         return self.curve == "static"
+
+    @property
+    def uniform(self) -> bool:
+        """The same, with the outer layers rounded too or gradients counted by need."""
+        method, *words = self.curve.split(", ")
+        return method == "static" and {*words} <= {_OUTER, _NEEDED}
 
     @property
     def seeds(self) -> int:
@@ -116,13 +122,13 @@ def _of(points: Sequence[_Point], curve: str) -> list[_Point]:
 def _rivals(points: Sequence[_Point]) -> str:
     """Each curve where it is furthest from the best static precision of its cost, of those with the most seeds.
 
-    Static precisions that round the outer layers are rivals of all but themselves.
+    Static precisions that round the outer layers, or count gradients by need, are rivals of all but themselves.
     """
     rows = []
     unit = "nats" if points[0].group.records[0]["metric"] == "perplexity" else "points"
     for curve in _curves(points):
         mine = [point for point in _of(points, curve) if not point.static and point.cost < 100]
-        static = [point for point in points if point.static or (point.curve == f"static, {_OUTER}" != curve)]
+        static = [point for point in points if point.static or (point.uniform and point.curve != curve)]
         pairs = [(point, rival) for point in mine if (rival := _rival(point, static))]
         if not pairs:
             continue
