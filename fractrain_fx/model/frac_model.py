@@ -272,6 +272,6 @@ def rewritten_in(model: Any, asked_by: str) -> FracModel:
         InputError: there is none; the message names the function that was ``asked_by``.
     """
     inner = steered_model(model, asked_by)
-    if not isinstance(inner, FracModel):  # only looks like one, and has no graph
+    if not isinstance(inner, FracModel):  # a class that pretends to be a FracModel has no graph
         raise InputError(f"{asked_by} needs a model made by fractrainify, got {type(inner).__name__}")
     return inner

@@ -46,7 +46,7 @@ Widths = Mapping[str, Sequence[int]]
 """The widths of each op."""
 Key = tuple[str, OperandName, int]
 Backward = tuple[Plan, Call, Tensor]
-"""What the backward pass of an op saw: the op, its call and the gradient of its output."""
+"""An op, its call and the gradient of its output, as its backward pass saw them."""
 
 
 class Estimates:
