@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture.asked import ReadCircumstance
 from fractrain_fx.capture.attempts import record_until_equal
 from fractrain_fx.capture.checking.check import Batching
-from fractrain_fx.capture.checking.first_call import FloatGraph, first_difference
+from fractrain_fx.capture.checking.first_call import Errors, FloatGraph, first_difference
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.circumstances.outside import PythonState
 from fractrain_fx.capture.inputs.call import Arguments, CallSpec, Example, describe_call
@@ -82,13 +82,19 @@ class Recording:
         return self.guards[training].failed_guard(values, self.train if training else self.eval, model)
 
     def difference(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        training: bool,
+        errors: Errors = "both",
     ) -> str | None:
         """The difference between the model and its graph on a call, in words; ``None`` if they agree.
 
-        The model keeps its buffers, attributes, hooks and random generators.
+        The model keeps its buffers, attributes, hooks and random generators. ``errors``: in which of them an error is a
+        difference, if the other one runs.
         """
-        return self._difference(model, self._example(args, kwargs), training)
+        return self._difference(model, self._example(args, kwargs), training, errors)
 
     def holds_again(self, model: nn.Module, training: bool) -> bool:
         """Whether the graph equals the model on the example: if not, the model has changed since."""
@@ -100,16 +106,14 @@ class Recording:
     ) -> str | None:
         """The difference on a call with other floating values, in words; ``None`` if either refuses such values."""
         example = self._example(args, kwargs).with_other_values()
-        return None if example is None else self._difference(model, example, training, errors_count=False)
+        return None if example is None else self._difference(model, example, training, "none")
 
     def _example(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
         return self.call.example(args, {**dict(self.call.implied), **kwargs})
 
-    def _difference(
-        self, model: nn.Module, example: Example, training: bool, *, errors_count: bool = True
-    ) -> str | None:
+    def _difference(self, model: nn.Module, example: Example, training: bool, errors: Errors) -> str | None:
         graph, plain = self.train if training else self.eval, self.plain[training]
-        return first_difference(model, graph, plain, example, training, errors_count=errors_count)
+        return first_difference(model, graph, plain, example, training, errors=errors)
 
     def other_types(self, model: nn.Module) -> str | None:
         """The recorded types of parameters, in words, if the model has others now and the graph depends on them.

@@ -60,6 +60,8 @@ class RunConfig:
         compared_calls: of each recording, the number of first calls with other sizes that are compared with the model
             itself, because code may read a size in a way that recording does not see. The first call with another type,
             layout or setting of torch is always compared; 0 compares no call.
+        compare_every: of so many calls, one is compared with the model itself, because something that its code reads
+            may change without being seen (a file, a function that is replaced); 0 compares first calls alone.
         length: length of the run: a number of epochs, or ``Steps(1000)`` or ``Tokens(1_000_000)`` in the unit of the
             schedule's ``every``. ``fractrain train`` sets it; Hugging Face's and Lightning's trainers know it, unless
             the unit is tokens.
@@ -72,6 +74,7 @@ class RunConfig:
     batch_axis: int = 0
     recordings: int = 8
     compared_calls: int = 16
+    compare_every: int = 500
     length: int | Amount | None = None
 
     def __post_init__(self) -> None:
@@ -89,6 +92,7 @@ class RunConfig:
         for name, least, means in (
             ("batch_axis", 0, "count dimensions from the first"),
             ("compared_calls", 0, "0 compares no call"),
+            ("compare_every", 0, "0 compares first calls alone"),
             ("recordings", 1, "a model is recorded once"),
         ):
             if (value := getattr(self, name)) < least:

@@ -19,9 +19,9 @@ from fractrain_fx.capture.circumstances.notices import forget_notices
 from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
+from fractrain_fx.model.compared_calls import ComparedCalls, decided_by_values, outside_the_compiler, run_by_compiler
 from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import differences_in_words, no_more_recordings, other_differences, refused_again
-from fractrain_fx.model.first_calls import FirstCalls, decided_by_values, outside_the_compiler, run_by_compiler
 from fractrain_fx.model.variant import SampleCount, Variant, Watched, form_of_call, reads_of, share_inserted
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
@@ -63,7 +63,7 @@ class Variants:
         self._fixed: dict[int, set[int]] = {}
         self._place_of = run_by_compiler(self._place_for)
         self._watched = Watched(original)
-        self._first_calls = FirstCalls(original, config.run.compared_calls)
+        self._compared = ComparedCalls(original, config.run.compared_calls, config.run.compare_every)
         self._unsure: Variant | None = None  # recorded for a difference, and not yet compared on another call
         self._recorded = {form_of_call(0, first.inputs)}
         self._note_conditions(0, first)
@@ -86,6 +86,12 @@ class Variants:
         if torch.compiler.is_compiling():
             form, values, _ = self._bound(args, kwargs)
             return self._compiled(form, values, training), values
+        variant, values = self._choose(args, kwargs, training)
+        if self.closed is None:
+            self._compared.count(variant, (args, kwargs), training)
+        return variant, values
+
+    def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> tuple[Variant, Values]:
         settings, quick = settings_now(), None
         if not kwargs and self._watched.is_idle and all(type(x) is Tensor and x.layout is torch.strided for x in args):
             quick = training, settings, *[(x.shape, x.dtype, x.stride()) for x in args]
@@ -154,7 +160,7 @@ class Variants:
             )
         first = self.first
         alike = form == 0 and tuple(map(len, shapes_of(values))) == first.dimensions
-        alike = alike and self._holds_always and not self._first_calls.differed
+        alike = alike and self._holds_always and not self._compared.differed
         alike = alike and first.recording.takes_types(values)
         if alike and first.changed_circumstance(values, training) is None:
             return first  # its sizes may be symbols of the compiler
@@ -197,7 +203,7 @@ class Variants:
             changed = variant.changed_circumstance(values, training)
             condition = str(changed) if changed else variant.failed_condition(values, self._original, training)
             if condition is None and self.closed is None:
-                unseen = self._first_calls.difference(variant, call, training, kind)
+                unseen = self._compared.difference_on_first(variant, call, training, kind)
                 if unseen is not None:
                     condition = f"calls on which it equals its graph; here {unseen}"
                     as_recorded = variant.recording.holds_again(self._original, training)
@@ -214,7 +220,7 @@ class Variants:
             recordings, forms = len(self._others), len(self._forms)
             try:
                 new = outside_the_compiler(self._record)(form, call, training, words)
-                if again := self._first_calls.difference(new, call, training, kind):
+                if again := self._compared.difference_on_first(new, call, training, kind):
                     raise InputError(f"the new recording differs from the model too: {again}")
                 self._unsure = new if unseen else None
                 self._recorded.add(form_of_call(form, new.recording.inputs))

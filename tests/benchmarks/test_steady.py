@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.steady import all_cores, steady
 
-_PROGRAMS: tuple[str, ...] = ("convolutions", "first_calls", "linears", "profile", "skipping", "watching")
+_PROGRAMS: tuple[str, ...] = ("compared_calls", "convolutions", "linears", "profile", "skipping", "watching")
 _PROGRAMS += ("step.__main__", "time_to_loss.__main__")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -30,9 +31,11 @@ from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.surroundings import Surroundings
 
-__all__ = ["FloatGraph", "first_difference"]
+__all__ = ["Errors", "FloatGraph", "first_difference"]
 
 _HALF_ROUNDING = 0.05
+
+Errors = Literal["both", "model", "none"]
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,13 @@ def first_difference(
     call: Example,
     training: bool,
     *,
-    errors_count: bool = True,
+    errors: Errors = "both",
 ) -> str | None:
     """The difference between model and graph on a call, with the module that it comes from; ``None`` if they agree.
 
     Both run once, from one seed and without gradients, unless what they compute depends on gradients. Outputs are
     compared, and in training buffers. ``recorded`` has the modules and parameters that the graph ``plain`` names.
-    ``errors_count``: whether it is a difference that only one of them raises an error.
+    ``errors``: in which of them an error is a difference, if the other one runs.
     """
     around = Surroundings.present(training)
     graph = Interpreter(recorded, graph=plain.graph)
@@ -89,7 +92,7 @@ def first_difference(
         try:
             trial = trial_of(snapshot, call, training, backward=False)
         except model_errors() as error:
-            if not errors_count:
+            if errors == "none":
                 return None
             try:
                 outcome_of(snapshot, graph, training, call, backward=False)
@@ -97,7 +100,7 @@ def first_difference(
                 return None  # the call itself will say why
             return f"the model fails: {type(error).__name__}: {error}"
         mismatch = find_mismatch(snapshot, graph, trial, _rounding(model))
-        if mismatch is None or (mismatch.failed and not errors_count):
+        if mismatch is None or (mismatch.failed and errors != "both"):
             return None
         path = locate(snapshot, recorded, plain.returns, mismatch, plain.graph)
     return f"{mismatch.cause}, first in {path or 'the model'} ({in_words(model.get_submodule(path))})"

@@ -1,4 +1,7 @@
-"""Compare recordings with the model on the first call of each kind: of its sizes, types, layouts and settings."""
+"""Compare recordings with the model on the first call of each kind (sizes, types, layouts), and now and then.
+
+The first calls find what recording does not see a model read; later ones find that it has changed since.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +14,44 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fractrain_fx.capture.checking.first_call import Errors
+from fractrain_fx.capture.source import warn
 from fractrain_fx.engine.distributed import syncs_batch_norm
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.variant import Variant
 
-__all__ = ["FirstCalls", "decided_by_values", "outside_the_compiler", "run_by_compiler"]
+__all__ = ["ComparedCalls", "decided_by_values", "outside_the_compiler", "run_by_compiler"]
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
 
-class FirstCalls:
-    """Says for a call of a kind that was not met before how a recording differs from the model on it.
+class ComparedCalls:
+    """Says how a recording differs from the model, on the first call of each kind and on one of ``every`` calls.
 
-    Calls that are new in more than their sizes (in a type, a layout, a setting of torch, the mode) are few, and are
-    always compared. Of those that are new in their sizes alone, the first ``limit`` of each recording are. A model that
-    once differed reads sizes in a way that recording does not see: for it there is no limit.
+    First calls that are new in more than their sizes (in a type, a layout, a setting of torch, the mode) are few, and
+    are always compared. Of those that are new in their sizes alone, the first ``limit`` of each recording are. A model
+    that once differed reads sizes in a way that recording does not see: for it there is no limit.
 
     Args:
         model: the model that was recorded.
         limit: the number of such calls; 0 compares no call at all.
+        every: of so many calls one is compared, whatever its kind; 0 compares first calls alone.
 
     Attributes:
         differed: whether a recording differed from the model although its guards held.
     """
 
-    def __init__(self, model: nn.Module, limit: int) -> None:
-        self._model, self._limit = model, limit
+    def __init__(self, model: nn.Module, limit: int, every: int) -> None:
+        self._model, self._limit, self._every = model, limit, every
+        self._calls = 0
         self._kinds: set[Hashable] = set()
         self._counts: Counter[int] = Counter()
         self.differed = False
 
-    def difference(self, variant: Variant, call: Any, training: bool, kind: Hashable) -> str | None:
-        """The difference on a call, in words; ``None`` if there is none, or if the call is not compared.
+    def difference_on_first(self, variant: Variant, call: Any, training: bool, kind: Hashable) -> str | None:
+        """The difference on a call, in words; ``None`` if there is none, or if the call is not a first one.
 
         Args:
             variant: the recording.
@@ -69,7 +76,7 @@ class FirstCalls:
                 )
             return None
         self._counts[id(variant)] += not new
-        difference: str | None = outside_the_compiler(variant.recording.difference)(self._model, *call, training)
+        difference = self._difference(variant, call, training)
         self.differed |= difference is not None
         if new and difference is None:
             compare = outside_the_compiler(variant.recording.value_difference)
@@ -77,6 +84,22 @@ class FirstCalls:
                 raise decided_by_values(self._model, f"with other values in its inputs {by_values}")
         self._kinds.add((id(variant), kind))
         return difference
+
+    def count(self, variant: Variant, call: Any, training: bool) -> None:
+        """Count a call, and compare one of ``every``; warns if the model computes something else than its graph."""
+        self._calls += 1
+        if not self._every or self._calls % self._every or not self._compares(variant):
+            return
+        if difference := self._difference(variant, call, training, "model"):  # an error of the graph shows by itself
+            warn(
+                f"{type(self._model).__name__} now differs from its graph, which was compared on one of "
+                f"{self._every} calls (run.compare_every): {difference}. Something that its code reads has changed "
+                "since it was recorded, without effect on the rewritten model, or its code uses values of tensors as "
+                "numbers of Python: call fractrainify(model.restore()) again for a change to count"
+            )
+
+    def _difference(self, variant: Variant, call: Any, training: bool, errors: Errors = "both") -> str | None:
+        return outside_the_compiler(variant.recording.difference)(self._model, *call, training, errors)
 
     def _compares(self, variant: Variant) -> bool:
         if not self._limit or not variant.recording.checked or torch._C._get_tracing_state() is not None:

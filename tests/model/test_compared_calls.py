@@ -1,15 +1,19 @@
-"""The first call of each kind is compared with the model: what recording does not see a model read is found there."""
+"""The first call of each kind and one of so many others are compared with the model: it finds what was not recorded."""
 
 from __future__ import annotations
 
 import array
+import contextvars
 import copy
 import hashlib
 import io
 import itertools
 import json
 import logging
+import math
+import os
 import struct
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import Decimal
@@ -25,7 +29,7 @@ from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.capture import Recording
 from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.config.config import Method
-from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.errors import ConfigError, FracTrainWarning, InputError
 from tests.build import rewritten
 from tests.models import thinned
 
@@ -123,7 +127,9 @@ def test_without_comparisons_or_recordings_the_difference_stays_or_is_an_error_t
     reference.eval(), model.eval()
     assert torch.allclose(model(x) * 3, reference(x))
     _, model = pair(UNSEEN["a key of text"], FracConfig(method="float", run=RunConfig(recordings=1)))
-    with pytest.raises(InputError, match=r"output differs by .* first in the model \(Reader \(.*test_first_calls.py"):
+    with pytest.raises(
+        InputError, match=r"output differs by .* first in the model \(Reader \(.*test_compared_calls.py"
+    ):
         model(x)
     with pytest.raises(ConfigError, match="compared_calls=-1"):
         FracConfig(run=RunConfig(compared_calls=-1))
@@ -205,19 +211,19 @@ class Three(Reader):
 @pytest.mark.parametrize("method", ["float", "static"])
 def test_a_comparison_leaves_no_trace(method: Method) -> None:
     """Generators, buffers, gradients, hooks and attributes are as without comparisons, also under autocast."""
-    calls: dict[int, list[str]] = {0: [], 16: []}
+    calls: dict[int, list[str]] = {0: [], 1: []}
     ended = []
     for compared, seen in calls.items():
         torch.manual_seed(0)
         model = fractrainify(
             Three(),
-            config=FracConfig(method=method, run=RunConfig(compared_calls=compared)),
+            config=FracConfig(method=method, run=RunConfig(compared_calls=16 * compared, compare_every=compared)),
             example_inputs=(torch.randn(2, 8, 4),),
         )
         model.drop.register_forward_hook(lambda *_, seen=seen: seen.append("hook"))
         with torch.autocast("cpu", torch.bfloat16):
             ended.append(train(model, (8, 8, 6, 9)))
-    assert calls[0] == calls[16] and len(calls[0]) == 4
+    assert calls[0] == calls[1] and len(calls[0]) == 4
     assert all(torch.equal(a, b) for a, b in zip(*ended, strict=True))
 
 
@@ -288,6 +294,67 @@ def test_images_of_one_size_are_compared_once_for_each_mode() -> None:
             for _ in range(5):
                 model(torch.randn(4, 8, 4))
     assert count == 2
+
+
+SCALE: contextvars.ContextVar[float] = contextvars.ContextVar("SCALE", default=1.0)
+TABLE = torch.ones(4)
+
+
+def scale() -> float:
+    return 1.0
+
+
+class Scales:
+    def read(self) -> float:
+        return 1.0
+
+
+SCALES = Scales()
+HERE = __name__
+
+# What recording does not see change: a function that reads it, and a change.
+CHANGES: dict[str, tuple[Callable[[Reader, Tensor], Any], Callable[[pytest.MonkeyPatch], None]]] = {
+    "a context variable": (lambda net, x: SCALE.get(), lambda patch: patch.setattr(f"{HERE}.SCALE", other_variable())),
+    "the environment": (lambda net, x: float(os.environ.get("SCALE", 1)), lambda patch: patch.setenv("SCALE", "3")),
+    "a function": (lambda net, x: scale(), lambda patch: patch.setattr(f"{HERE}.scale", lambda: 3.0)),
+    "a method": (lambda net, x: SCALES.read(), lambda patch: patch.setattr(Scales, "read", lambda self: 3.0)),
+    "a function of Python": (lambda net, x: math.floor(1.5), lambda patch: patch.setattr(math, "floor", math.ceil)),
+    "the clock": (lambda net, x: 1.0 + (time.time() < 9), lambda patch: patch.setattr(time, "time", lambda: 1.0)),
+    "a tensor": (lambda net, x: TABLE, lambda patch: patch.setattr(f"{HERE}.TABLE", torch.full((4,), 3.0))),
+}
+
+
+def other_variable() -> contextvars.ContextVar[float]:
+    return contextvars.ContextVar("SCALE", default=3.0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_that_recording_does_not_see_is_told_by_one_of_so_many_calls(
+    name: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, change = CHANGES[name]
+    _, model = pair(read, FracConfig(method="float", run=RunConfig(compare_every=4)))
+    model.train(training)
+    for _ in range(5):
+        model(torch.randn(2, 8, 4))
+    change(monkeypatch)
+    model(torch.randn(2, 8, 4))
+    model(torch.randn(2, 8, 4))
+    with pytest.warns(
+        FracTrainWarning, match=r"Reader now differs from its graph.* one of 4 calls .*output differs by"
+    ):
+        model(torch.randn(2, 8, 4))
+
+
+def test_no_call_but_the_first_is_compared_if_so_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = pair(lambda net, x: scale(), FracConfig(method="float", run=RunConfig(compare_every=0)))
+    model(torch.randn(2, 8, 4))
+    monkeypatch.setattr(f"{HERE}.scale", lambda: 3.0)
+    for _ in range(600):
+        model(torch.randn(2, 8, 4))
+    with pytest.raises(ConfigError, match="compare_every=-1"):
+        FracConfig(run=RunConfig(compare_every=-1))
 
 
 @contextmanager
@@ -390,7 +457,10 @@ def test_a_question_whether_an_input_was_made_in_inference_mode_is_answered_or_r
     reference.eval(), model.eval()
     x = torch.randn(2, 8, 4)
     assert torch.equal(reference(x), model(x))
-    with torch.inference_mode(), pytest.raises(InputError, match=r"is_inference False, which .*test_first_calls\.py"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(InputError, match=r"is_inference False, which .*test_compared_calls\.py"),
+    ):
         model(x.clone())
 
 

@@ -1,4 +1,4 @@
-"""The share of a training that comparing first calls takes: ``python -m benchmarks.first_calls --steps 2000``.
+"""The share of a training that comparing calls with the model takes: ``python -m benchmarks.compared_calls``.
 
 Two trainings: GPT-2 of two layers on texts of varying length, and a ResNet on images of one size. The time inside
 comparisons is measured in the run that it is a share of.
@@ -14,7 +14,7 @@ if __name__ == "__main__":
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import timm
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fractrain_fx import FracConfig, FracModel, fractrainify
-from fractrain_fx.model.first_calls import FirstCalls
+from fractrain_fx.capture import Recording
 
 _WORDS, _LONGEST = 256, 128
 
@@ -60,17 +60,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     steps: int = parser.parse_args().steps
     spent, calls = 0.0, 0
-    compare = FirstCalls.difference
 
-    def timed(self: FirstCalls, *args: Any) -> Any:
-        nonlocal spent, calls
-        begin = time.perf_counter()
-        try:
-            return compare(self, *args)
-        finally:
-            spent, calls = spent + time.perf_counter() - begin, calls + 1
+    def timed(compare: Callable[..., str | None]) -> Callable[..., str | None]:
+        def compared(*args: Any) -> str | None:
+            nonlocal spent, calls
+            begin = time.perf_counter()
+            try:
+                return compare(*args)
+            finally:
+                spent, calls = spent + time.perf_counter() - begin, calls + 1
 
-    setattr(FirstCalls, "difference", timed)  # noqa: B010
+        return compared
+
+    for name in ("difference", "value_difference"):
+        setattr(Recording, name, timed(getattr(Recording, name)))
     for name, make in (("texts of varying length", texts), ("images of one size", images)):
         torch.manual_seed(0)
         model, losses = make(steps)
@@ -81,7 +84,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         total = time.perf_counter() - begin
-        print(f"{name}: {calls} first calls, {100 * spent / (total - spent):.2f} % of {steps} steps in {total:.0f} s")
+        print(f"{name}: {calls} comparisons, {100 * spent / (total - spent):.2f} % of {steps} steps in {total:.0f} s")
 
 
 if __name__ == "__main__":
