@@ -203,6 +203,8 @@ def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(t
         record("static", 20, 76.2, 40.0, setting="outer-8+fw-5-bw-6"),
         record("static", 20, 76.1, 40.0, setting="allocated-outer-40"),
         record("dfq", 20, 79.0, 69.0),
+        *[record("dfq", 20, 78.0 + seed, 55.0, setting="cp-3", seed=seed) for seed in range(3)],
+        record("dfq", 20, 79.5, 54.0, setting="cp-2"),
         record("fractrain", 12, 99.0, 10.0),
         record("static", 20, 71.0, 29.0, setting="outer-8+needed+fw-5-bw-6"),
         record("pfq", 20, 72.0, 29.0, setting="outer-8+needed+stages-to-6"),
@@ -216,7 +218,7 @@ def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(t
         ["| static, outer layers too", "", "76.20", "76.20", "76.20 |"],
         ["| static, ranges of samples", "", "76.50", "76.50", "76.50 |"],
         ["| pfq", "", "77.00 (76.50 to 77.50)", "77.00 (76.50 to 77.50)", "77.00 (76.50 to 77.50) |"],
-        ["| dfq", "", "", "", "79.00 |"],
+        ["| dfq", "", "", "79.00 (78.00 to 80.00)", "79.00 (78.00 to 80.00) |"],  # and no single run
     ]
     needed = "| pfq, gradients by need, outer layers too | 29 % | 1.00 points better"
     assert f"{needed} | `outer-8+needed+fw-5-bw-6` | 1 |" in words  # it counts as a static precision too
@@ -224,7 +226,8 @@ def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(t
     assert "| static, ranges of samples | 39 % | 0.30 points better | `outer-8+fw-5-bw-6` | 1 |" in words
     assert "| static, allocated, outer layers too | 40 % | 0.10 points worse | `outer-8+fw-5-bw-6` | 1 |" in words
     assert "| static, outer layers too | 40 % | 0.20 points better | `fw-4-bw-6` | 1 |" in words
-    assert "| dfq | 69 %" not in words and "99.00" not in words  # no static precision of about 69 %; another length
+    assert "| dfq | " not in words.partition("beside")[2]  # no static precision costs about as much
+    assert "99.00" not in words  # of another length
 
 
 def test_without_other_static_precisions_there_is_no_frontier(tmp_path: Path) -> None:
