@@ -26,7 +26,7 @@ from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.run import build
 
 _IMAGES = {"data": "cifar10", "batch_size": 128, "lr": 0.1}
-_VIT = {**_IMAGES, "image_size": 16, "batch_size": 32, "lr": 1e-3}
+_VIT = {**_IMAGES, "image_size": 16, "lr": 1e-3}
 SUBJECTS: dict[str, dict[str, Any]] = {
     "resnet20": {"model": "zoo:resnet20", "image_size": 16, **_IMAGES},
     "vit-tiny": {"model": "benchmarks/numerics/models.py:tiny_vit", **_VIT},

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -41,19 +42,36 @@ def factor_changes(
     copied: FloatCopy, operand: Literal["x", "w"], widths: Sequence[int], batches: Sequence[Any]
 ) -> dict[Key, Change]:
     """The change for each op and width of an activation or a weight, as a mean over batches."""
+    changes: dict[Key, list[tuple[float, float]]] = {(name, bits): [] for name in copied.probes for bits in widths}
+    for batch in batches:
+        base, outputs = _outputs(copied, batch)
+        for name, probe in copied.probes.items():  # in the order of the graph
+            for bits in widths:
+                both = []
+                for sign in (1, -1):
+                    probe.on_forward = _rounding(operand, bits, sign)
+                    both.append(float(copied.loss(batch)) - base)
+                changes[name, bits].append((both[0], sum(both) / 2))
+            probe.on_forward, probe.known = None, outputs[name]
+        copied.release()
+    return {
+        key: Change(*(sum(each) / len(batches) for each in zip(*pairs, strict=True))) for key, pairs in changes.items()
+    }
+
+
+def _outputs(copied: FloatCopy, batch: Any) -> tuple[float, dict[str, Tensor]]:
+    """The loss of a batch, and what each op gives: those before a changed one give the same again."""
     copied.release()
-    base = [float(copied.loss(batch)) for batch in batches]
-    found: dict[Key, Change] = {}
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str, output: Tensor) -> None:
+        outputs[name] = output.clone()
+
     for name, probe in copied.probes.items():
-        for bits in widths:
-            changes = []
-            for sign in (1, -1):
-                probe.on_forward = _rounding(operand, bits, sign)
-                losses = [float(copied.loss(batch)) for batch in batches]
-                changes.append(sum(map(float.__sub__, losses, base)) / len(base))
-            probe.release()
-            found[name, bits] = Change(changes[0], sum(changes) / 2)
-    return found
+        probe.on_output = partial(keep, name)
+    loss = float(copied.loss(batch))
+    copied.release()
+    return loss, outputs
 
 
 def _rounding(operand: Literal["x", "w"], bits: int, sign: int) -> Callable[[Plan, Call], tuple[Tensor, Tensor]]:

@@ -41,22 +41,25 @@ class Probe:
 
     ``on_forward`` gets the op and its call, and returns the two factors to multiply. ``on_backward`` gets the op, its
     call and the output's gradient. It returns the gradient that is multiplied by the second factor (for the first one's
-    gradient), and the one that is multiplied by the first factor.
+    gradient), and the one that is multiplied by the first factor. ``known`` is an output that is not computed again.
     """
 
     name = "probe"
+    known: Tensor | None = None
     on_forward: Callable[[Plan, Call], tuple[Tensor, Tensor]] | None = None
     on_output: Callable[[Tensor], None] | None = None
     on_backward: Callable[[Plan, Call, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def release(self) -> None:
         """See and change nothing any more."""
-        self.on_forward = self.on_output = self.on_backward = None
+        self.on_forward = self.on_output = self.on_backward = self.known = None
 
     def refuses(self, plan: Plan, call: Call, needs: Needs) -> str | None:
         return None
 
     def forward(self, plan: Plan, call: Call) -> Computed:
+        if self.known is not None:
+            return self.known.clone(), NOTHING_KEPT  # the next node may write to it
         first, second = (call.a, call.b) if self.on_forward is None else self.on_forward(plan, call)
         out = contract(plan, call, first, second)
         if self.on_output is not None:
