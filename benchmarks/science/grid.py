@@ -77,6 +77,7 @@ _RAMP = "cp-2.9-to-3.8"
 _FINE, _RISING, _HIGH = f"fine-options+{_RAMP}", "rising-options+cp-2.6-to-4.1", "cp-2-to-4.5"
 _SIGN = f"sign+{_FINE}"
 _NO_SKIP = f"no-skip+{_RAMP}"
+_NEEDED = "outer-8+needed"
 _TUNED, _FISHER = f"sign+{_NO_SKIP}", f"fisher+{_NO_SKIP}"
 _PAPER = "sign+weights-6"
 _TABLE_3 = "sign+no-skip+saturate"
@@ -127,6 +128,10 @@ GRIDS: dict[str, list[Run]] = {
     # Accuracy against cost, from a third of static FW-8/BW-8's cost to 70 %: uniform precisions, and their rivals.
     "frontier": [
         *runs_of([_MAIN], ["pfq"], ["outer-8+samples+stages-4-to-8", "outer-8+samples+stages-4-to-6"], seeds=[0, 1, 2]),
+        *runs_of(
+            [_MAIN], ["pfq"], [f"{_NEEDED}+stages-{which}" for which in ("4-to-6-bw-6", "5-then-8")], seeds=[0, 1, 2]
+        ),
+        *runs_of([_MAIN], ["static"], [f"{_NEEDED}+fw-{bits}-bw-6" for bits in (5, 6)], seeds=[0, 1, 2]),
         *runs_of([_MAIN], ["static"], ["outer-8+fw-5-bw-6", "outer-8+fw-4-bw-6"], seeds=[0, 1, 2]),
         *runs_of([_MAIN], ["static"], ["fw-4-bw-6"]),
         *runs_of([_MAIN], ["pfq"], ["stages-to-6", "stages-to-5"]),

@@ -152,6 +152,8 @@ SETTINGS: dict[str, Settings] = {
     # The same with gradients at 4 bits, for ranges in which those have little noise.
     "stages-4-to-6": {"stages": "FW(4,4,5,6)/BW(4,4,4,6)"},
     "stages-4-to-6-bw-6": {"stages": "FW(4,4,5,6)/BW(6,6,6,6)"},
+    # Few bits while the rate is high, and all of them for the last fifth, in which it falls to 0.
+    "stages-5-then-8": {"stages": "FW(5,5,5,5,8)/BW(6,6,6,6,8)"},
     "stages-4-to-8": {"stages": "FW(4,5,6,8)/BW(4,4,4,4)"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
     # Without the cheapest stages. Both take about three quarters of the MACs of static training.
