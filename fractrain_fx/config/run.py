@@ -60,8 +60,9 @@ class RunConfig:
         compared_calls: of each recording, the number of first calls with other sizes that are compared with the model
             itself, because code may read a size in a way that recording does not see. The first call with another type,
             layout or setting of torch is always compared; 0 compares no call.
-        compare_every: of so many calls, one is compared with the model itself, because something that its code reads
-            may change without being seen (a file, a function that is replaced); 0 compares first calls alone.
+        compare_every: of so many calls, one is compared with the model itself (and the calls 8, 16, 32, ... before),
+            because something that its code reads may change without being seen (a file, a function that is replaced); 0
+            compares first calls alone.
         length: length of the run: a number of epochs, or ``Steps(1000)`` or ``Tokens(1_000_000)`` in the unit of the
             schedule's ``every``. ``fractrain train`` sets it; Hugging Face's and Lightning's trainers know it, unless
             the unit is tokens.

@@ -24,6 +24,8 @@ __all__ = ["ComparedCalls", "decided_by_values", "outside_the_compiler", "run_by
 
 T = TypeVar("T")
 
+_FIRST = 8  # the first call that is compared again
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,7 +39,8 @@ class ComparedCalls:
     Args:
         model: the model that was recorded.
         limit: the number of such calls; 0 compares no call at all.
-        every: of so many calls one is compared, whatever its kind; 0 compares first calls alone.
+        every: of so many calls one is compared, whatever its kind, and the calls 8, 16, 32, ... before the first of
+            these; 0 compares first calls alone.
 
     Attributes:
         differed: whether a recording differed from the model although its guards held.
@@ -86,14 +89,16 @@ class ComparedCalls:
         return difference
 
     def count(self, variant: Variant, call: Any, training: bool) -> None:
-        """Count a call, and compare one of ``every``; warns if the model computes something else than its graph."""
-        self._calls += 1
-        if not self._every or self._calls % self._every or not self._compares(variant):
+        """Count a call, and compare it if it is its turn; warns if the model computes something else than its graph."""
+        number = self._calls = self._calls + 1
+        if not self._every or (number % self._every and not _is_early(number, self._every)):
+            return
+        if not self._compares(variant):
             return
         if difference := self._difference(variant, call, training, "model"):  # an error of the graph shows by itself
             warn(
-                f"{type(self._model).__name__} now differs from its graph, which was compared on one of "
-                f"{self._every} calls (run.compare_every): {difference}. Something that its code reads has changed "
+                f"{type(self._model).__name__} now differs from its graph, which was compared on call {number} "
+                f"(run.compare_every): {difference}. Something that its code reads has changed "
                 "since it was recorded, without effect on the rewritten model, or its code uses values of tensors as "
                 "numbers of Python: call fractrainify(model.restore()) again for a change to count"
             )
@@ -109,6 +114,11 @@ class ComparedCalls:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return False
         return not syncs_batch_norm(self._model)
+
+
+def _is_early(number: int, every: int) -> bool:
+    """Whether a call is one of 8, 16, 32, ... below ``every``: a short run has no call of that number."""
+    return _FIRST <= number < every and number & (number - 1) == 0
 
 
 def decided_by_values(model: nn.Module, difference: str) -> InputError:

@@ -255,7 +255,7 @@ def test_a_comparison_leaves_checkpointing_as_it_is() -> None:
 
 
 def test_comparisons_stop_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    _, model = pair(lambda net, x: 1.0, FracConfig(method="float", run=RunConfig(compared_calls=2)))
+    _, model = pair(lambda net, x: 1.0, FracConfig(method="float", run=RunConfig(compared_calls=2, compare_every=0)))
     compared: list[int] = []
     real = Recording.difference
 
@@ -277,23 +277,16 @@ def test_comparisons_stop_with_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_images_of_one_size_are_compared_once_for_each_mode() -> None:
-    _, model = pair(lambda net, x: 1.0)
-    count = 0
+def test_images_of_one_size_are_compared_once_for_each_mode_and_then_less_and_less_often() -> None:
+    _, model = pair(lambda net, x: 1.0, FracConfig(method="float", run=RunConfig(compare_every=50)))
+    compared: list[int] = []
     real = Recording.difference
 
-    def counted(self: Any, *call: Any) -> Any:
-        nonlocal count
-        count += 1
-        return real(self, *call)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recording, "difference", counted)
-        for mode in (True, False, True, False):
-            model.train(mode)
-            for _ in range(5):
-                model(torch.randn(4, 8, 4))
-    assert count == 2
+        patch.setattr(Recording, "difference", lambda *args: (compared.append(call), real(*args))[1])
+        for call in range(1, 102):
+            model.train(call % 10 < 5)(torch.randn(4, 8, 4))
+    assert compared == [1, 5, 8, 16, 32, 50, 100]
 
 
 SCALE: contextvars.ContextVar[float] = contextvars.ContextVar("SCALE", default=1.0)
@@ -341,9 +334,7 @@ def test_a_change_that_recording_does_not_see_is_told_by_one_of_so_many_calls(
     change(monkeypatch)
     model(torch.randn(2, 8, 4))
     model(torch.randn(2, 8, 4))
-    with pytest.warns(
-        FracTrainWarning, match=r"Reader now differs from its graph.* one of 4 calls .*output differs by"
-    ):
+    with pytest.warns(FracTrainWarning, match=r"Reader now differs from its graph.* on call 8 .*output differs by"):
         model(torch.randn(2, 8, 4))
 
 
