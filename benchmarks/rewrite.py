@@ -94,8 +94,8 @@ def scale(console: Console) -> None:
         # A separate process, because peak memory is over the whole life of a process.
         run = [sys.executable, "-m", "benchmarks.rewrite", "--layers", str(layers)]
         row = json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
-        each = f"{1000 * row['rewrite_s'] / row['nodes']:.2f}"
-        numbers = (f"{row['plan_s']:.2f}", f"{row['rewrite_s']:.2f}", each, f"{row['peak_gib']:.2f}")
+        per_node = f"{1000 * row['rewrite_s'] / row['nodes']:.2f}"
+        numbers = (f"{row['plan_s']:.2f}", f"{row['rewrite_s']:.2f}", per_node, f"{row['peak_gib']:.2f}")
         table.add_row(str(layers), f"{row['parameters'] / 1e9:.2f}e9", str(row["nodes"]), *numbers)
     console.print(table)
 

@@ -150,8 +150,8 @@ def _states(results: Results, suites: dict[str, list[Row]]) -> str:
         counts = Counter(row.get("commit", "unknown") for row in suites[suite])
         parts.append(f"Rows of {suite} by commit: " + ", ".join(f"{n} at {c}" for c, n in counts.most_common()) + ".")
     hows = [row.get("how", {}) for rows in suites.values() for row in rows]
-    if found := {how["library"] for how in hows if "library" in how}:
-        parts.append(f"Models of {len(found)} libraries, whose releases are in the data.")
+    if libraries := {how["library"] for how in hows if "library" in how}:
+        parts.append(f"Models of {len(libraries)} libraries, whose releases are in the data.")
     return " ".join(parts)
 
 

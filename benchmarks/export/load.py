@@ -40,8 +40,8 @@ def _load(job: dict[str, Any]) -> None:
             return
         model = _torchao(folder, job["model"]) if kind == "torchao" else _transformers(folder)
         model.eval()
-        found = model(**inputs) if job["keywords"] else model(*inputs.values())
-        job["difference"] = _difference(held["output"], getattr(found, "logits", found))
+        output = model(**inputs) if job["keywords"] else model(*inputs.values())
+        job["difference"] = _difference(held["output"], getattr(output, "logits", output))
         if "prompt" in job:
             job["tokens"] = _tokens(model, job["prompt"])
 
@@ -88,7 +88,7 @@ def round_trips(
             start = time.perf_counter()
             session.run(None, feed)
             times[name].append(time.perf_counter() - start)
-    return {name: found[1:] for name, found in times.items()}
+    return {name: seconds[1:] for name, seconds in times.items()}
 
 
 def _transformers(folder: Path) -> Any:
@@ -114,8 +114,8 @@ def _torchao(folder: Path, model: str) -> Any:
 
 def _tokens(model: Any, prompt: list[int]) -> list[int]:
     settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    found: list[int] = model.generate(torch.tensor([prompt]), max_new_tokens=24, **settings)[0].tolist()
-    return found
+    tokens: list[int] = model.generate(torch.tensor([prompt]), max_new_tokens=24, **settings)[0].tolist()
+    return tokens
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:

@@ -84,14 +84,14 @@ def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tupl
     def rank(group: Group) -> tuple[int, int, float]:
         return *seeds_and_epochs(group), quality(group)
 
-    found = []
+    chosen = []
     for method in dict.fromkeys(group.method for group in groups if group.method != "static"):
         mine = [group for group in groups if group.method == method]
         best = max(mine, key=rank)
         cheaper = [group for group in mine if group.mean("total_macs") < costs.get(group.epochs, 0)]
         rivals = [group for group in cheaper if seeds_and_epochs(group) == seeds_and_epochs(best)]
-        found += [best, *([max(rivals, key=rank)] if rivals else [])]
-    return list(dict.fromkeys((group.method, group.setting) for group in found))
+        chosen += [best, *([max(rivals, key=rank)] if rivals else [])]
+    return list(dict.fromkeys((group.method, group.setting) for group in chosen))
 
 
 def _of(groups: Sequence[Group], method: str, setting: str) -> list[Group]:

@@ -28,7 +28,7 @@ def beside_static(groups: Sequence[Group], task: str, epochs: int, title: str) -
     lines = [f"{title}, {epochs} epochs, beside static FW-8/BW-8 training:"]
     # The last setting of a method is the one that costs less than static training, where there is one.
     for method, setting in dict(main_settings(mine, [base])).items():
-        group = next(each for each in mine if (each.method, each.setting) == (method, setting))
+        group = next(candidate for candidate in mine if (candidate.method, candidate.setting) == (method, setting))
         far = difference(group, base)
         if far is None or group.mean("total_macs") >= base.mean("total_macs"):
             continue
@@ -57,7 +57,9 @@ def _row(task: str, groups: Sequence[Group]) -> tuple[str, ...] | None:
     # The last setting of a method is the one that costs less than static training, where there is one.
     for method, setting in main_settings(mine, [base]):
         same = (method, setting, base.epochs)
-        group = next((each for each in mine if (each.method, each.setting, each.epochs) == same), None)
+        group = next(
+            (candidate for candidate in mine if (candidate.method, candidate.setting, candidate.epochs) == same), None
+        )
         if group is not None and method in others:
             others[method] = _beside(group, base)
     if not any(distance for distance, _ in others.values()):

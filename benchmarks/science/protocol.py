@@ -54,7 +54,7 @@ def _row(group: Group, static: Group | None, epoch_macs: float) -> tuple[str, ..
 
 def _paper_rows() -> Iterator[tuple[str, ...]]:
     for network in _PAPER:
-        (accuracy, macs), (dynamic, fewer) = (_printed(f"table3-{network}-cifar10-{each}") for each in _METHODS)
+        (accuracy, macs), (dynamic, fewer) = (_printed(f"table3-{network}-cifar10-{method}") for method in _METHODS)
         name = f"ResNet-{network.removeprefix('resnet')}, 32 pixels"
         far = signed(dynamic - accuracy, "accuracy")
         yield (name, "fractrain", "the paper's", "", f"{dynamic:.2f}", far, "", _per_cent(fewer / macs))

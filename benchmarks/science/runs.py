@@ -191,7 +191,7 @@ def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in setting.items():
         flat |= (
-            {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, Mapping) else {name: value}
+            {f"{name}.{part}": inner for part, inner in value.items()} if isinstance(value, Mapping) else {name: value}
         )
     return flat
 

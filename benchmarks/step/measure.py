@@ -105,12 +105,12 @@ def waits_among(events: Iterable[tuple[str, float, float]], inside: str) -> dict
     """The waits among events (name, start, end) that begin during the event ``inside``."""
     events = list(events)
     spans: Sequence[tuple[float, float]] = [(start, end) for name, start, end in events if name == inside]
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, start, _ in events:
         kind = next((wait for wait in _WAITS if name.startswith(wait)), None)
         if kind and any(first <= start <= last for first, last in spans):
-            found[kind] = found.get(kind, 0) + 1
-    return found
+            counts[kind] = counts.get(kind, 0) + 1
+    return counts
 
 
 def _finish(device: str) -> None:

@@ -218,9 +218,9 @@ def spread_choices(model: nn.Module, batch: int) -> None:
             module.register_forward_hook(partial(_spread, first, torch.where(first[:, :1] == 1, second, first)))
 
 
-def _spread(skipping: Tensor, computing: Tensor, controller: nn.Module, args: tuple[Any, ...], found: Any) -> Any:
+def _spread(skipping: Tensor, computing: Tensor, controller: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Other choices of a controller, with the gradient of its own; where samples may not skip, none does."""
-    choice, state = found
+    choice, state = output
     *_, skippable = args
     return choice + ((skipping if skippable else computing) - choice).detach(), state
 
