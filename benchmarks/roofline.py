@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> list[Compared]:
     for run in runs.values():
         run()
     clock = processor_seconds if torch.get_num_threads() == 1 else seconds
-    times = interleaved({name: _quiet(run) for name, run in runs.items()}, options.rounds, "cpu", clock=clock)
+    times = interleaved(runs, options.rounds, "cpu", clock=clock)
     medians = {name: median(durations) for name, durations in times.items()}
     machine = cpu_of(medians)
     compared = [(name, medians[name], _computed(machine, op)) for name, op in products.items()]
@@ -70,10 +70,6 @@ def main(argv: Sequence[str] | None = None) -> list[Compared]:
         compared.append((name, medians[name], plan_steps(rewritten, machine, batch)[0].seconds))
     _show(compared, machine, options.table, argv)
     return compared
-
-
-def _quiet(run: Run) -> Callable[[], None]:
-    return lambda: (run(), None)[1]
 
 
 def _matmul(rows: int, inputs: int, outputs: int) -> tuple[Run, Op]:

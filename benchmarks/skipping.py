@@ -146,11 +146,7 @@ def prepare(
     trained = fractrainify(copy.deepcopy(model), config=config, example_inputs=(x[:2],), check=False).train()
     skip_share(trained, len(x), share)
     engine = Engine(trained)
-    return Step(
-        lambda: engine.loss(loss(trained(x), y)),
-        tuple(trained.parameters()),
-        contextlib.nullcontext,
-    )
+    return Step(lambda: engine.loss(loss(trained(x), y)), tuple(trained.parameters()), contextlib.nullcontext)
 
 
 def skip_share(model: FracModel, batch: int, share: float) -> None:

@@ -45,18 +45,8 @@ def compared(run: Path, fresh: str) -> dict[str, Any]:
         np.save(place / "images.npy", images.numpy())
         for levels in ("exact", "integer"):
             folder = place / levels
-            command = [
-                "export",
-                str(run),
-                "--to",
-                "onnx",
-                "--fold-batch-norm",
-                "--levels",
-                levels,
-                "--out",
-                str(folder),
-            ]
-            assert fractrain(command) == 0
+            options = ["--to", "onnx", "--fold-batch-norm", "--levels", levels, "--out", str(folder)]
+            assert fractrain(["export", str(run), *options]) == 0
             script, files = Path(__file__).parent / "classify.py", (folder / "model.onnx", place / "images.npy")
             alone = {"PATH": os.environ["PATH"]}  # without PYTHONPATH
             subprocess.run([fresh, script, *files, place / "logits.npy"], check=True, env=alone)

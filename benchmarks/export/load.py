@@ -47,18 +47,19 @@ def _load(job: dict[str, Any]) -> None:
 
 
 def _onnx(folder: Path, inputs: dict[str, Tensor]) -> Tensor:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(folder / "model.onnx", _options(), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {name: x.numpy() for name, x in inputs.items()})[0])
+    feed = {name: x.numpy() for name, x in inputs.items()}
+    return torch.from_numpy(session_of(folder, {}).run(None, feed)[0])
 
 
-def _options() -> Any:
+def session_of(folder: Path, entries: Mapping[str, str]) -> Any:
+    """A session of a file of ONNX on one thread, with entries of its configuration."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    return options
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    return onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
 
 
 def round_trips(
@@ -71,16 +72,7 @@ def round_trips(
         inputs: of the call.
         rounds: after one that is not timed.
     """
-    import onnxruntime
-
-    sessions = {}
-    for name, (folder, entries) in files.items():
-        options = _options()
-        for key, value in entries.items():
-            options.add_session_config_entry(key, value)
-        sessions[name] = onnxruntime.InferenceSession(
-            folder / "model.onnx", options, providers=["CPUExecutionProvider"]
-        )
+    sessions = {name: session_of(folder, entries) for name, (folder, entries) in files.items()}
     feed = {name: x.numpy() for name, x in inputs.items()}
     times: dict[str, list[float]] = {name: [] for name in files}
     for _ in range(rounds + 1):

@@ -115,9 +115,8 @@ def jobs_of(model: str, precision: str, folder: Path) -> Iterator[tuple[Cell, di
             cell.refused = str(error)
             yield cell, None
             continue
-        keywords = bool(recording.kwargs)
         job = {"format": format, "folder": str(target), "reference": str(reference), "model": model}
-        yield cell, job | {"keywords": keywords}
+        yield cell, job | {"keywords": bool(recording.kwargs)}
 
 
 def generation(folder: Path) -> tuple[dict[str, Any], list[int]]:

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from benchmarks.export.load import session_of
 from fractrain_fx import FracModel
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.export.factors import frozen_ops
@@ -109,8 +110,6 @@ def share(ours: Tensor, theirs: Tensor) -> float:
 
 def cause_in_onnx(model: FracModel) -> Cause:
     """The cause in onnxruntime, with every rounded value an output of the file."""
-    import onnxruntime
-
     recording = model._unlabelled()
     ops, original, inputs = frozen_ops(recording.eval, None), model._state.original, tuple(recording.inputs)
     plain, written = (frozen_graph(original, recording.eval, ops, *how) for how in ((), (_module_of,)))
@@ -124,12 +123,9 @@ def cause_in_onnx(model: FracModel) -> Cause:
     result.args = ((result.args[0], *(named[name] for name in roundings)),)
     written.recompile()
     with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "model.onnx")
         program: Any = torch.onnx.export(written, inputs, dynamo=True, opset_version=21, verbose=False)
-        program.save(file, external_data=False)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        program.save(str(Path(folder) / "model.onnx"), external_data=False)
+        session = session_of(Path(folder), {})
         feed = {argument.name: x.numpy() for argument, x in zip(session.get_inputs(), inputs, strict=True)}
         output, *others = [torch.from_numpy(array) for array in session.run(None, feed)]
     theirs = dict(zip(roundings.values(), others[-len(roundings) :], strict=True))

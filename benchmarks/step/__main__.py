@@ -128,10 +128,7 @@ def _row(method: Method, times: dict[str, list[float]], first: dict[str, float])
 def _with_memory(row: Row, step: Step, device: str) -> Row:
     on_gpu = device == "cuda"
     return replace(
-        row,
-        saved=saved_bytes(step),
-        peak=peak_bytes(step) if on_gpu else None,
-        waits=waits(step) if on_gpu else None,
+        row, saved=saved_bytes(step), peak=peak_bytes(step) if on_gpu else None, waits=waits(step) if on_gpu else None
     )
 
 

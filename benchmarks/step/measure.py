@@ -19,7 +19,7 @@ __all__ = ["interleaved", "peak_bytes", "processor_seconds", "saved_bytes", "sec
 _WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy DtoH")
 
 
-def seconds(work: Callable[[], None], device: str) -> float:
+def seconds(work: Callable[[], object], device: str) -> float:
     """Wall time of one call, until the GPU has finished."""
     _finish(device)
     start = time.perf_counter()
@@ -28,7 +28,7 @@ def seconds(work: Callable[[], None], device: str) -> float:
     return time.perf_counter() - start
 
 
-def processor_seconds(work: Callable[[], None], device: str) -> float:
+def processor_seconds(work: Callable[[], object], device: str) -> float:
     """Processor time of one call, all threads. With one thread it is the wall time of an idle machine."""
     start = time.process_time()
     work()
@@ -36,12 +36,12 @@ def processor_seconds(work: Callable[[], None], device: str) -> float:
 
 
 def interleaved(
-    steps: Mapping[str, Callable[[], None]],
+    steps: Mapping[str, Callable[[], object]],
     rounds: int,
     device: str,
     *,
     seed: int = 0,
-    clock: Callable[[Callable[[], None], str], float] = seconds,
+    clock: Callable[[Callable[[], object], str], float] = seconds,
 ) -> dict[str, list[float]]:
     """Seconds of each step, once in each round in random order, so that slow periods affect all equally."""
     times: dict[str, list[float]] = {name: [] for name in steps}

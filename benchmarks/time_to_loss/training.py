@@ -25,7 +25,7 @@ __all__ = ["METHODS", "Text", "Trainee", "computes_bf16", "config_of", "probe", 
 BF16 = "float+bf16"
 METHODS = ("float", BF16, "static", "static-auto", "pfq-auto", "fractrain", "fractrain-auto")
 
-_Clock = Callable[[Callable[[], None], str], float]
+_Clock = Callable[[Callable[[], object], str], float]
 
 
 @dataclass(frozen=True)
