@@ -34,16 +34,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = _parser().parse_args(argv)
     console = Console(width=max(Console().width, 150))
-    found: dict[tuple[int, int], Times] = {}
+    by_shape: dict[tuple[int, int], Times] = {}
     for channels, side in options.shapes:
         with console.status(f"{channels} channels, {side} x {side}"):
             calls = steps(channels, side, options.batch, options.precisions, options.bf16)
             for call in calls.values():
                 call()
-            found[channels, side] = interleaved(calls, options.rounds, "cpu")
-    names = [name for name in next(iter(found.values())) if name != "float"]
+            by_shape[channels, side] = interleaved(calls, options.rounds, "cpu")
+    names = [name for name in next(iter(by_shape.values())) if name != "float"]
     head = ("channels x side", "values", "float, ms", *names)
-    rows = [_row(*shape, options.batch, times, names) for shape, times in found.items()]
+    rows = [_row(*shape, options.batch, times, names) for shape, times in by_shape.items()]
     console.print(rich_table("a 3x3 convolution, ratios to float", head, rows, text_columns=1))
     if options.table:
         how = (
@@ -73,7 +73,7 @@ def steps(
 
 
 def _row(channels: int, side: int, batch: int, times: Times, names: Sequence[str]) -> list[str]:
-    ms: Quartiles = quartiles([1000 * each for each in times["float"]])
+    ms: Quartiles = quartiles([1000 * duration for duration in times["float"]])
     shares = (spread(ratios(times, name, "float"), 2) for name in names)
     return [f"{channels} x {side}", f"{batch * channels * side * side:,}", spread(ms, 2), *shares]
 

@@ -63,13 +63,13 @@ def launches(subject: Subject, method: str, *, kernels: bool = True) -> Counter[
     x, y = subject.data(subject.batch["cpu"])
     with patch.dict(os.environ, {MEANING: "cuda"}):
         model, finish = _made(subject, method, x, "auto" if kernels else "plain", "meta")
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _ in range(2):
         model.zero_grad()
-        found.clear()
-        with _triton_counted(found), _Counting(found):
+        counts.clear()
+        with _triton_counted(counts), _Counting(counts):
             finish(subject.loss(model(x.to("meta")), y.to("meta"))).backward()
-    return found
+    return counts
 
 
 def launches_compiled(subject: Subject, method: str) -> Counter[str]:
@@ -153,7 +153,7 @@ class _Counting(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func.__name__.split(".")[0]
         # Seeds of noise are tensors of the host.
-        there = any(isinstance(each, Tensor) and each.is_meta for each in tree_leaves((args, kwargs, out)))
+        there = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs, out)))
         if there and not func.is_view and name not in _NO_KERNEL:
             self._counts[name] += 1
         return out
@@ -173,11 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         base = launches(SUBJECTS[name], "float").total()
         for method in options.methods:
             if options.compiled:
-                found = launches_compiled(SUBJECTS[name], method)
+                counts = launches_compiled(SUBJECTS[name], method)
             else:
-                found = launches(SUBJECTS[name], method, kernels=not options.plain)
-            ours = sum(count for kernel, count in found.items() if kernel.startswith("triton"))
-            table.add_row(name, method, f"{found.total():,}", f"{found.total() / base:.2f}", f"{ours:,}")
+                counts = launches(SUBJECTS[name], method, kernels=not options.plain)
+            ours = sum(count for kernel, count in counts.items() if kernel.startswith("triton"))
+            table.add_row(name, method, f"{counts.total():,}", f"{counts.total() / base:.2f}", f"{ours:,}")
     Console().print(table)
     return 0
 

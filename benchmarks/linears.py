@@ -39,19 +39,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = _parser().parse_args(argv)
     console = Console(width=max(Console().width, 150))
-    found: dict[tuple[int, int], Times] = {}
+    by_shape: dict[tuple[int, int], Times] = {}
     for width in options.widths:
         for tokens in options.tokens:
             with console.status(f"width {width}, {tokens} tokens"):
                 calls = steps(width, tokens, options.precisions, options.simulated, options.bf16, options.device)
                 for call in calls.values():
                     call()
-                found[width, tokens] = interleaved(calls, options.rounds, options.device)
-    names = [name for name in next(iter(found.values())) if name != options.base]
+                by_shape[width, tokens] = interleaved(calls, options.rounds, options.device)
+    names = [name for name in next(iter(by_shape.values())) if name != options.base]
     head = ("width", "tokens", f"{options.base}, ms", *names)
-    rows = [_row(width, tokens, times, names, options.base) for (width, tokens), times in found.items()]
+    rows = [_row(width, tokens, times, names, options.base) for (width, tokens), times in by_shape.items()]
     console.print(rich_table(f"a linear layer, ratios to {options.base}", head, rows, text_columns=0))
-    told = crossovers(found, options.base)
+    told = crossovers(by_shape, options.base)
     for line in told:
         console.print(line, markup=False)
     if options.table:
@@ -98,16 +98,16 @@ def forms(
     return calls
 
 
-def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
+def crossovers(by_shape: Mapping[tuple[int, int], Times], base: str) -> list[str]:
     """For each form and width, the number of tokens from which it takes less time than ``base``, as measured."""
     lines = []
-    for name in next(iter(found.values())):
+    for name in next(iter(by_shape.values())):
         if not name.startswith("int8"):
             continue
         parts = []
-        for width in dict.fromkeys(width for width, _ in found):
-            tokens = sorted(count for each, count in found if each == width)
-            wins = [ratios(found[width, count], name, base).median < 1 for count in tokens]
+        for width in dict.fromkeys(width for width, _ in by_shape):
+            tokens = sorted(count for its_width, count in by_shape if its_width == width)
+            wins = [ratios(by_shape[width, count], name, base).median < 1 for count in tokens]
             if not wins[-1]:
                 parts.append(f"never at width {width}")
             else:
@@ -141,7 +141,7 @@ def step(model: nn.Module, x: Tensor, g: Tensor, *, bf16: bool = False) -> Calla
 
 
 def _row(width: int, tokens: int, times: Times, names: Sequence[str], base: str) -> list[str]:
-    ms: Quartiles = quartiles([1000 * each for each in times[base]])
+    ms: Quartiles = quartiles([1000 * duration for duration in times[base]])
     return [f"{width}", f"{tokens:,}", spread(ms, 1), *(spread(ratios(times, name, base), 2) for name in names)]
 
 

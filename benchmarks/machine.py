@@ -27,13 +27,13 @@ def describe(device: str) -> dict[str, str]:
 
 def versions(*packages: str) -> dict[str, str]:
     """Versions of Python and of the installed ones of some packages."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def device_name(device: str) -> str:
@@ -43,9 +43,9 @@ def device_name(device: str) -> str:
 
 def _instructions() -> str:
     """The instruction set of torch's kernels, and the processor's units for small numbers."""
-    found = {
+    units = {
         "VNNI": torch.cpu._is_vnni_supported(),
         "bfloat16": torch.cpu._is_avx512_bf16_supported(),
         "AMX": torch.cpu._is_amx_tile_supported(),
     }
-    return ", ".join([torch.backends.cpu.get_cpu_capability(), *(name for name, there in found.items() if there)])
+    return ", ".join([torch.backends.cpu.get_cpu_capability(), *(name for name, there in units.items() if there)])

@@ -54,8 +54,8 @@ class _Tagger(nn.Module):
         self.hidden, self.head = nn.Linear(512, 128), nn.Linear(128, 20)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.head(self.hidden(self.rnn(self.embed(tokens))[0]).relu())
-        return found
+        logits: Tensor = self.head(self.hidden(self.rnn(self.embed(tokens))[0]).relu())
+        return logits
 
 
 _WIDTHS = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024}
@@ -135,8 +135,8 @@ def count(name: str, batch: int = 2) -> Row:
 
 
 def _tensor(output: Any) -> Tensor:
-    found: Tensor = output if isinstance(output, Tensor) else output.logits
-    return found
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    return logits
 
 
 def _by_fvcore(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -80,7 +80,7 @@ def by_family(roots: Iterable[Any]) -> Counter[str]:
                 f"{frame['file']}: {_qualified(_PACKAGE / frame['file'], int(frame['line']), frame['function'])}",
             )
         if _is_operator(node):
-            inner = sum(each.duration_time_ns for each in _operators_below(node))
+            inner = sum(operator.duration_time_ns for operator in _operators_below(node))
             spent[family(node.name, frames)] += node.duration_time_ns - inner
         pending += [(child, frames) for child in node.children]
     return spent
@@ -139,10 +139,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         subject = SUBJECTS[name]
         batch = subject.batch["cpu"]
         model, (x, y) = subject.build(), subject.data(batch)
-        found = {
-            each: where(prepare(parse(each), model, x, y, subject.loss), options.repeats) for each in options.methods
+        by_method = {
+            method: where(prepare(parse(method), model, x, y, subject.loss), options.repeats)
+            for method in options.methods
         }
-        head, rows = ["family, ms a step (share)", *found], _rows(found)
+        head, rows = ["family, ms a step (share)", *by_method], _rows(by_method)
         console.print(rich_table(f"{subject.title}, batch {batch}", head, rows))
         parts += [f"**{subject.title}, batch {batch}**", markdown_table(head, rows)]
     if options.table:
@@ -150,11 +151,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_section(options.table, "benchmarks.profile", "\n\n".join([how, *parts]))
 
 
-def _rows(found: dict[str, tuple[float, dict[str, float]]]) -> list[list[str]]:
-    rows = [[name, *(_cell(spent[name], wall) for wall, spent in found.values())] for name in FAMILIES]
+def _rows(by_method: dict[str, tuple[float, dict[str, float]]]) -> list[list[str]]:
+    rows = [[name, *(_cell(spent[name], wall) for wall, spent in by_method.values())] for name in FAMILIES]
     # Operators take a little longer under the profiler, so their sum can exceed a step without it.
-    between = [_cell(max(0.0, wall - sum(spent.values())), wall) for wall, spent in found.values()]
-    return [*rows, ["between operators (Python)", *between], ["step", *(f"{wall:.1f}" for wall, _ in found.values())]]
+    between = [_cell(max(0.0, wall - sum(spent.values())), wall) for wall, spent in by_method.values()]
+    return [
+        *rows,
+        ["between operators (Python)", *between],
+        ["step", *(f"{wall:.1f}" for wall, _ in by_method.values())],
+    ]
 
 
 def _cell(ms: float, wall: float) -> str:

@@ -62,8 +62,8 @@ def _planned(model: str, machine: str, batch: int) -> dict[str, float]:
     with torch.device("meta"):
         made, x = timm.create_model(model), torch.empty(2, 3, 224, 224)
     config = FracConfig(method="static")  # which opens fused attention: it was not fused when these steps were timed
-    found = plan(made, config=config, example_inputs=(x,), machine=machine, batch=batch)
-    return {row.precision: row.seconds for row in found.steps}
+    planned = plan(made, config=config, example_inputs=(x,), machine=machine, batch=batch)
+    return {row.precision: row.seconds for row in planned.steps}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -103,7 +103,7 @@ def read_json(path: Path) -> dict[str, dict[str, Any]]:
 
 def load_rows(kind: type[_Row], rows: Iterable[Mapping[str, Any]]) -> list[_Row]:
     """Rows of a dataclass from plain values, in which JSON has turned quartiles into lists."""
-    spreads = {each.name for each in fields(kind) if "Quartiles" in str(each.type)}  # type: ignore[arg-type]
+    spreads = {field.name for field in fields(kind) if "Quartiles" in str(field.type)}  # type: ignore[arg-type]
     return [
         kind(**{name: Quartiles(*value) if name in spreads and value else value for name, value in row.items()})
         for row in rows

@@ -11,8 +11,7 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import timm
 import torch
@@ -20,14 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.step.measure import seconds
 from fractrain_fx import FracModel, fractrainify, plan
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def step(model: nn.Module, x: Tensor) -> None:
@@ -42,8 +35,8 @@ def against_a_step(name: str, rounds: int = 5) -> tuple[float, float]:
     step(model, x)
     steps, rewrites = [], []
     for _ in range(rounds):
-        steps.append(seconds(lambda: step(model, x)))
-        rewrites.append(seconds(lambda: fractrainify(model, example_inputs=(x,))))
+        steps.append(seconds(lambda: step(model, x), "cpu"))
+        rewrites.append(seconds(lambda: fractrainify(model, example_inputs=(x,)), "cpu"))
     return statistics.median(steps), statistics.median(rewrites)
 
 
@@ -51,12 +44,12 @@ def for_each_node(depth: int, rounds: int = 3) -> tuple[int, float, float]:
     """Nodes of a ViT's rewritten graph, and milliseconds for each: recording and passes, without and with the check."""
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=depth)
     x = torch.randn(2, 3, 32, 32)
-    rewritten: list[FracModel] = []
+    made: list[FracModel] = []
     bare, checked = [], []
     for _ in range(rounds):
-        bare.append(seconds(lambda: rewritten.append(fractrainify(model, example_inputs=(x,), check=False))))
-        checked.append(seconds(lambda: fractrainify(model, example_inputs=(x,))))
-    nodes = len(rewritten[0].graph.nodes)
+        bare.append(seconds(lambda: made.append(fractrainify(model, example_inputs=(x,), check=False)), "cpu"))
+        checked.append(seconds(lambda: fractrainify(model, example_inputs=(x,)), "cpu"))
+    nodes = len(made[0].graph.nodes)
     return nodes, 1000 * statistics.median(bare) / nodes, 1000 * statistics.median(checked) / nodes
 
 
@@ -73,8 +66,8 @@ def without_data(layers: int, width: int = 4096) -> dict[str, float]:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
     made: list[FracModel] = []
-    planning = seconds(lambda: plan(model))
-    rewriting = seconds(lambda: made.append(fractrainify(model)))
+    planning = seconds(lambda: plan(model), "cpu")
+    rewriting = seconds(lambda: made.append(fractrainify(model)), "cpu")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {
         "layers": layers,
@@ -94,8 +87,8 @@ def scale(console: Console) -> None:
         # A separate process, because peak memory is over the whole life of a process.
         run = [sys.executable, "-m", "benchmarks.rewrite", "--layers", str(layers)]
         row = json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
-        each = f"{1000 * row['rewrite_s'] / row['nodes']:.2f}"
-        numbers = (f"{row['plan_s']:.2f}", f"{row['rewrite_s']:.2f}", each, f"{row['peak_gib']:.2f}")
+        per_node = f"{1000 * row['rewrite_s'] / row['nodes']:.2f}"
+        numbers = (f"{row['plan_s']:.2f}", f"{row['rewrite_s']:.2f}", per_node, f"{row['peak_gib']:.2f}")
         table.add_row(str(layers), f"{row['parameters'] / 1e9:.2f}e9", str(row["nodes"]), *numbers)
     console.print(table)
 

@@ -62,18 +62,14 @@ def main(argv: Sequence[str] | None = None) -> list[Compared]:
     for run in runs.values():
         run()
     clock = processor_seconds if torch.get_num_threads() == 1 else seconds
-    times = interleaved({name: _quiet(run) for name, run in runs.items()}, options.rounds, "cpu", clock=clock)
-    medians = {name: median(each) for name, each in times.items()}
+    times = interleaved(runs, options.rounds, "cpu", clock=clock)
+    medians = {name: median(durations) for name, durations in times.items()}
     machine = cpu_of(medians)
-    found = [(name, medians[name], _computed(machine, op)) for name, op in products.items()]
+    compared = [(name, medians[name], _computed(machine, op)) for name, op in products.items()]
     for name, (rewritten, batch) in planned.items():
-        found.append((name, medians[name], plan_steps(rewritten, machine, batch)[0].seconds))
-    _show(found, machine, options.table, argv)
-    return found
-
-
-def _quiet(run: Run) -> Callable[[], None]:
-    return lambda: (run(), None)[1]
+        compared.append((name, medians[name], plan_steps(rewritten, machine, batch)[0].seconds))
+    _show(compared, machine, options.table, argv)
+    return compared
 
 
 def _matmul(rows: int, inputs: int, outputs: int) -> tuple[Run, Op]:
@@ -123,14 +119,14 @@ def _step(model: nn.Module, x: torch.Tensor) -> Run:
     return run
 
 
-def _show(found: Sequence[Compared], machine: Roofline, table: Path | None, argv: Sequence[str]) -> None:
+def _show(compared: Sequence[Compared], machine: Roofline, table: Path | None, argv: Sequence[str]) -> None:
     peak, memory = machine.peak["float32"] / 1e9, machine.bandwidth / 1e9
     load = f"load average {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
     about = f"{machine_words(describe('cpu'))}; {load}. {peak:.1f} x 10^9 operations a second, {memory:.1f} GB/s."
     head = ("float32", "measured, ms", "computed, ms", "ratio")
     rows = [
         (name, f"{1000 * measured:.2f}", f"{1000 * computed:.2f}", f"{computed / measured:.2f}")
-        for name, measured, computed in found
+        for name, measured, computed in compared
     ]
     console = Console(width=max(Console().width, 100))
     console.print(rich_table("measured and computed", head, rows))

@@ -114,7 +114,7 @@ def measure(name: str, options: argparse.Namespace, how: str) -> Run:
     device = options.device
     batch = options.batch or subject.batch[device]
     model = subject.build().to(device)
-    x, y = (each.to(device) for each in subject.data(batch))
+    x, y = (tensor.to(device) for tensor in subject.data(batch))
     run = Run(name, subject.title, options.method, batch, options.rounds, how, describe(device))
     clock = processor_seconds if options.clock == "processor" else seconds
     config = FracConfig.paper(options.method, run=RunConfig(backend=options.backend))
@@ -146,11 +146,7 @@ def prepare(
     trained = fractrainify(copy.deepcopy(model), config=config, example_inputs=(x[:2],), check=False).train()
     skip_share(trained, len(x), share)
     engine = Engine(trained)
-    return Step(
-        lambda: engine.loss(loss(trained(x), y)),
-        tuple(trained.parameters()),
-        contextlib.nullcontext,
-    )
+    return Step(lambda: engine.loss(loss(trained(x), y)), tuple(trained.parameters()), contextlib.nullcontext)
 
 
 def skip_share(model: FracModel, batch: int, share: float) -> None:
@@ -186,7 +182,7 @@ def _rows(share: float, steps: dict[str, Step], times: dict[str, list[float]]) -
         Row(
             share,
             form,
-            quartiles([1000 * each for each in times[form]]),
+            quartiles([1000 * duration for duration in times[form]]),
             ratios(times, form, "masked"),
             ratios(times, form, "float"),
             saved_bytes(steps[form]) / base,

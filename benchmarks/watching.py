@@ -55,7 +55,7 @@ def measure(build: Callable[[], nn.Module], config: FracConfig, batch: int, roun
     ratios: tuple[list[float], list[float]] = [], []
     with watch(ours, every=Steps(2)):
         for _ in range(rounds + 1):
-            before, watched, between, after = (seconds(steps[each], "cpu") for each in (0, 1, 1, 0))
+            before, watched, between, after = (seconds(steps[index], "cpu") for index in (0, 1, 1, 0))
             for kept, taken in zip(ratios, (watched, between), strict=True):
                 kept.append(2 * taken / (before + after))
     return median(ratios[0][1:]), median(ratios[1][1:])

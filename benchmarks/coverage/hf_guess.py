@@ -58,14 +58,14 @@ def _configs(model: nn.Module) -> list[Any]:
 
 
 def _value(model: nn.Module, *names: str) -> Any:
-    found = (getattr(config, name, None) for config in _configs(model) for name in names)
-    return next((each for each in found if each is not None), None)
+    values = (getattr(config, name, None) for config in _configs(model) for name in names)
+    return next((value for value in values if value is not None), None)
 
 
 def _widths(model: nn.Module) -> list[int]:
     """Possible widths of a frame, the likeliest first."""
-    found = [getattr(config, name, None) for name in _WIDTHS for config in _configs(model)]
-    return list(dict.fromkeys(each for each in found if isinstance(each, int))) or [80]
+    widths = [getattr(config, name, None) for name in _WIDTHS for config in _configs(model)]
+    return list(dict.fromkeys(width for width in widths if isinstance(width, int))) or [80]
 
 
 def _padded(length: int) -> Tensor:

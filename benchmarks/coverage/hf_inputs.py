@@ -35,10 +35,10 @@ def inputs_for(model: nn.Module, labels: bool) -> tuple[dict[str, Any], dict[str
         if image_token is not None and "input_ids" in inspect.signature(model.forward).parameters:
             kwargs = _with_images(model, image_token, labels)
         else:
-            found = None if labels else guess(model)
-            if found is None:
+            guessed = None if labels else guess(model)
+            if guessed is None:
                 raise error from None
-            kwargs = found
+            kwargs = guessed
     return kwargs, {"inputs": sorted(kwargs)}
 
 
@@ -57,8 +57,8 @@ def _run(model: nn.Module, kwargs: dict[str, Any]) -> None:
 
 def _image_token(model: nn.Module) -> int | None:
     config: Any = model.config
-    found = getattr(config, "image_token_id", None)
-    return getattr(config, "image_token_index", None) if found is None else found
+    token = getattr(config, "image_token_id", None)
+    return getattr(config, "image_token_index", None) if token is None else token
 
 
 def _with_images(model: nn.Module, image_token: int, labels: bool) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def _pictures(model: nn.Module) -> tuple[dict[str, Tensor], int]:
     pixels = torch.randn(2, getattr(config, "num_channels", 3), height, width)
     with torch.no_grad():
         features = cast(Callable[..., Any], model.get_image_features)(pixel_values=pixels)
-    found = getattr(features, "pooler_output", features)
-    rows = [x.reshape(-1, x.shape[-1]).shape[0] for x in (found if isinstance(found, list | tuple) else [found])]
+    outputs = getattr(features, "pooler_output", features)
+    rows = [x.reshape(-1, x.shape[-1]).shape[0] for x in (outputs if isinstance(outputs, list | tuple) else [outputs])]
     return {"pixel_values": pixels}, sum(rows) // 2
 
 

@@ -87,11 +87,11 @@ def _heads(config: Any, labels: bool) -> Iterator[type[Any]]:
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in _HEADS] + ["MODEL_MAPPING"] * (not labels)
     for table in tables:
         mapping = getattr(modeling_auto, table)
-        found = mapping.get(type(config), ())
-        for each in found if isinstance(found, tuple | list) else (found,):
-            if each and each not in seen:
-                seen.add(each)
-                yield each
+        classes = mapping.get(type(config), ())
+        for model_class in classes if isinstance(classes, tuple | list) else (classes,):
+            if model_class and model_class not in seen:
+                seen.add(model_class)
+                yield model_class
 
 
 def _ready(config: Any, auto: type[Any], labels: bool, plan: Any) -> Ready:

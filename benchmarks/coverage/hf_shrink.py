@@ -45,7 +45,7 @@ PLANS = (
 def shrink(kind: type[Any], plan: Plan) -> Any:
     """A configuration of class ``kind`` with a small vocabulary, and with the sizes of ``plan`` made smaller."""
     default = kind()
-    heads = [number for each in _all(default) for number in _head_counts(each)]
+    heads = [number for part in _all(default) for number in _head_counts(part)]
     factor = _factor(heads) if plan.width else 1
     return _Shrinker(plan, factor, _smallest_vocabulary(default)).smaller(default)
 
@@ -84,10 +84,10 @@ class _Shrinker:
             return self._token(value)
         if name == "axial_pos_shape":
             return type(value)((4, 4))  # their product is the length of the text
-        if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
+        if isinstance(value, list | tuple) and value and all(isinstance(item, str) for item in value):
             return self._kinds(value, fields)
-        if isinstance(value, list | tuple) and value and all(_is_int(each) for each in value):
-            return type(value)(self._number(name, each, set(), fields) for each in value)
+        if isinstance(value, list | tuple) and value and all(_is_int(item) for item in value):
+            return type(value)(self._number(name, item, set(), fields) for item in value)
         return self._number(name, value, lengths, fields) if _is_int(value) else value
 
     def _left_open(self, name: str, fields: dict[str, Any]) -> Any:
@@ -126,7 +126,7 @@ class _Shrinker:
     def _token(self, value: Any) -> Any:
         """Special tokens with distinct ids inside the small vocabulary."""
         if isinstance(value, list | tuple):
-            return type(value)(self._token(each) for each in value)
+            return type(value)(self._token(token) for token in value)
         if not _is_int(value) or value < self._vocabulary:
             return value
         return self._ids.setdefault(value, self._vocabulary - 1 - len(self._ids))
@@ -151,12 +151,12 @@ def _all(config: Any) -> Iterator[Any]:
 def _head_counts(config: Any) -> Iterator[int]:
     for name, value in vars(config).items():
         if _HEADS.search(name) and not re.search(r"key_value|kv", name):
-            yield from (each for each in (value if isinstance(value, list | tuple) else [value]) if _is_int(each))
+            yield from (count for count in (value if isinstance(value, list | tuple) else [value]) if _is_int(count))
 
 
 def _factor(heads: list[int]) -> int:
     """The largest number of at most 16 that divides all counts of heads, and leaves two of each if possible."""
-    many = [each for each in heads if each > 1]
+    many = [count for count in heads if count > 1]
     if not many:
         return 8
     common = math.gcd(*many)
@@ -165,7 +165,7 @@ def _factor(heads: list[int]) -> int:
 
 
 def _smallest_vocabulary(config: Any) -> int:
-    sizes = [getattr(each, "vocab_size", None) for each in _all(config)]
+    sizes = [getattr(part, "vocab_size", None) for part in _all(config)]
     return min([size for size in sizes if _is_int(size) and size > 64] + [_VOCABULARY])
 
 

@@ -60,14 +60,14 @@ def run(cases: Sequence[Case], build: Callable[[Case], Ready], limits: Limits, j
     while waiting or running:
         while waiting and len(running) < jobs:
             running.append(_start(waiting.pop(), build, limits))
-        wait([each.pipe for each in running], timeout=_PULSE)
+        wait([job.pipe for job in running], timeout=_PULSE)
         passed, before = time.monotonic() - before, time.monotonic()
-        for each in list(running):
-            each.patience -= min(passed, _PAUSE)
-            row = _finished(each, limits)
+        for job in list(running):
+            job.patience -= min(passed, _PAUSE)
+            row = _finished(job, limits)
             if row is not None:
-                running.remove(each)
-                yield each.case, row
+                running.remove(job)
+                yield job.case, row
 
 
 def _start(case: Case, build: Callable[[Case], Ready], limits: Limits) -> _Running:
@@ -75,24 +75,24 @@ def _start(case: Case, build: Callable[[Case], Ready], limits: Limits) -> _Runni
     return _Running(case, process, receiver, limits.patience * limits.seconds, {"checks": {}, "at": "build"})
 
 
-def _finished(each: _Running, limits: Limits) -> Row | None:
+def _finished(job: _Running, limits: Limits) -> Row | None:
     """The row of a model whose process has ended, or is ended here because it stands still."""
     try:
-        while each.pipe.poll():
-            each.last = each.pipe.recv()
+        while job.pipe.poll():
+            job.last = job.pipe.recv()
     except EOFError:
-        each.process.join()
-        cause = f"the process died (exit code {each.process.exitcode})"
-        if each.process.exitcode == -signal.SIGXCPU:
+        job.process.join()
+        cause = f"the process died (exit code {job.process.exitcode})"
+        if job.process.exitcode == -signal.SIGXCPU:
             cause = f"not done after {limits.seconds:.0f} s of processor time"
     else:
-        if each.patience > 0:
+        if job.patience > 0:
             return None
-        each.process.kill()
-        each.process.join()
+        job.process.kill()
+        job.process.join()
         cause = f"it stands still: not done after {limits.patience * limits.seconds:.0f} s"
-    each.pipe.close()
-    row = each.last
+    job.pipe.close()
+    row = job.last
     at = row.pop("at", None)
     if at is not None:
         row["checks"] = {name: row["checks"].get(name, "not reached") for name in CHECKS} | {at: "failed"}

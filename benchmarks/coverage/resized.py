@@ -70,9 +70,9 @@ class Pair:
         return DIFFERENT, f"{run.__name__}: {words}"
 
 
-def worst(found: Iterable[tuple[str, str]]) -> tuple[str, str]:
+def worst(outcomes: Iterable[tuple[str, str]]) -> tuple[str, str]:
     """The worst outcome of a call in both modes, and the reason."""
-    return min(found, key=lambda each: _OUTCOMES.index(each[0]))
+    return min(outcomes, key=lambda outcome: _OUTCOMES.index(outcome[0]))
 
 
 def summary(outcomes: Mapping[str, str], *kinds: Kind) -> str:
@@ -86,8 +86,8 @@ def summary(outcomes: Mapping[str, str], *kinds: Kind) -> str:
         ``equal``, ``tied`` (refused at every size that the model takes), ``equal or refused``, or the failure if there
         is one; empty if the model itself takes no other size.
     """
-    found = {outcome for label, outcome in outcomes.items() if label.startswith(kinds)} - {OWN}
+    seen = {outcome for label, outcome in outcomes.items() if label.startswith(kinds)} - {OWN}
     for failure in (DIFFERENT, ERROR):
-        if failure in found:
+        if failure in seen:
             return failure
-    return {0: "", 1: EQUAL if EQUAL in found else "tied", 2: "equal or refused"}[len(found)]
+    return {0: "", 1: EQUAL if EQUAL in seen else "tied", 2: "equal or refused"}[len(seen)]

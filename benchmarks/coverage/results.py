@@ -64,7 +64,7 @@ class Results:
 
     def _note(self, made_with: Mapping[str, str]) -> None:
         for name, versions in made_with.items():
-            known = [each for each in self.made_with.get(name, "").split(_AND) if each]
+            known = [older for older in self.made_with.get(name, "").split(_AND) if older]
             self.made_with[name] = _AND.join(dict.fromkeys([*known, *versions.split(_AND)]))
 
     def write(self) -> None:

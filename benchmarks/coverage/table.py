@@ -6,7 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from benchmarks.coverage.corpus.page import section
+from benchmarks.coverage.corpus.page import section, short
 from benchmarks.coverage.resized import DIFFERENT, REFUSED, summary
 from benchmarks.coverage.results import Results
 from benchmarks.coverage.sizes import Kind
@@ -150,8 +150,8 @@ def _states(results: Results, suites: dict[str, list[Row]]) -> str:
         counts = Counter(row.get("commit", "unknown") for row in suites[suite])
         parts.append(f"Rows of {suite} by commit: " + ", ".join(f"{n} at {c}" for c, n in counts.most_common()) + ".")
     hows = [row.get("how", {}) for rows in suites.values() for row in rows]
-    if found := {how["library"] for how in hows if "library" in how}:
-        parts.append(f"Models of {len(found)} libraries, whose releases are in the data.")
+    if libraries := {how["library"] for how in hows if "library" in how}:
+        parts.append(f"Models of {len(libraries)} libraries, whose releases are in the data.")
     return " ".join(parts)
 
 
@@ -174,14 +174,11 @@ def _sizes(suites: dict[str, list[Row]]) -> str:
 def _failures(suite: str, rows: Sequence[Row]) -> str:
     failed = [row for row in rows if verdict(row) not in (PASSED, NOT_BUILT)]
     failed.sort(key=lambda row: (verdict(row), row["name"]))
-    lines = [[row["name"], row["failed_at"].replace("_", " "), verdict(row), _cause(row)] for row in failed]
+    lines = [
+        [row["name"], row["failed_at"].replace("_", " "), verdict(row), short(row.get("cause", ""))] for row in failed
+    ]
     head = ("model", "check", "verdict", "cause")
     return f"### {suite}\n\n{markdown_table(head, lines, text_columns=4)}" if failed else ""
-
-
-def _cause(row: Row) -> str:
-    cause: str = row.get("cause", "")
-    return cause if len(cause) <= 240 else cause[:237] + "..."
 
 
 def _not_built(suites: dict[str, list[Row]]) -> str:

@@ -25,15 +25,15 @@ def cases(sample: bool) -> list[Case]:
     """All architectures, or two of each module whose names suggest small models."""
     import timm
 
-    found: list[Case] = []
+    chosen: list[Case] = []
     for module in timm.list_modules():
         names = sorted(timm.list_models(module=module), key=_promise)
-        found += [Case("timm", name, module) for name in (names[:2] if sample else names)]
+        chosen += [Case("timm", name, module) for name in (names[:2] if sample else names)]
     # Modules in turn, so that a sweep has results for every module after a short time.
     places: dict[str, int] = {}
-    for case in found:
-        places[case.name] = sum(other.group == case.group for other in found[: found.index(case)])
-    return sorted(found, key=lambda case: places[case.name])
+    for case in chosen:
+        places[case.name] = sum(other.group == case.group for other in chosen[: chosen.index(case)])
+    return sorted(chosen, key=lambda case: places[case.name])
 
 
 def _promise(name: str) -> tuple[int, int, str]:

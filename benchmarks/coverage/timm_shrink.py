@@ -103,7 +103,7 @@ def _shallower(value: Any, field: str = "") -> Any:
 def _narrower(value: Any, factor: int, field: str = "") -> Any:
     if field in _HEADS or field in _WIDTHS:
         least = _NARROW if field in _WIDTHS else 1
-        return _each(value, lambda each: each // factor if each % factor == 0 and each // factor >= least else each)
+        return _each(value, lambda size: size // factor if size % factor == 0 and size // factor >= least else size)
     if field == "width_factor" and _is_number(value):
         return min(value, 1)
     return _mapped(value, lambda part, name: _narrower(part, factor, name))
@@ -130,9 +130,9 @@ def _fewer(value: Any) -> Any:
     if _is_int(value):
         return min(value, _BLOCKS)
     if isinstance(value, tuple | list) and value and all(map(_is_int, value)):
-        return type(value)(min(each, _BLOCKS if i + 1 == len(value) else 1) for i, each in enumerate(value))
+        return type(value)(min(count, _BLOCKS if i + 1 == len(value) else 1) for i, count in enumerate(value))
     if isinstance(value, tuple | list):
-        return type(value)(_each(part, lambda each: min(each, 1)) for part in value)
+        return type(value)(_each(part, lambda count: min(count, 1)) for part in value)
     return value
 
 
@@ -178,7 +178,7 @@ def _lists(options: Any, names: frozenset[str]) -> list[Any]:
 def _numbers(value: Any, names: frozenset[str], field: str = "") -> list[int]:
     if field in names:
         flat = value if isinstance(value, tuple | list) else [value]
-        return [each for each in flat if _is_int(each)]
+        return [n for n in flat if _is_int(n)]
     if isinstance(value, dict):
         return [n for name, part in value.items() for n in _numbers(part, names, str(name))]
     if isinstance(value, tuple | list):

@@ -28,7 +28,7 @@ def cases(sample: bool) -> list[Case]:
     """All models of the three tasks and the backbones of detectors, or two of each module."""
     import torchvision.models as zoo
 
-    found: list[Case] = []
+    chosen: list[Case] = []
     counts: dict[str, int] = {}
     for module in (zoo, zoo.segmentation, zoo.detection):
         for name in zoo.list_models(module=module):
@@ -36,8 +36,8 @@ def cases(sample: bool) -> list[Case]:
             counts[group] = counts.get(group, 0) + 1
             if not sample or counts[group] <= 2:
                 parts = (name, name + _BACKBONE) if module is zoo.detection else (name,)
-                found += [Case("torchvision", part, group) for part in parts]
-    return found
+                chosen += [Case("torchvision", part, group) for part in parts]
+    return chosen
 
 
 def build(case: Case) -> Ready:

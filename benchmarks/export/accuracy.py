@@ -38,44 +38,34 @@ def compared(run: Path, fresh: str) -> dict[str, Any]:
     model, built = trained_model(run)
     model.eval()
     batches = list(make_loader(built.data, Share(100, 0, torch.device("cpu"))).test())
-    images, labels = (torch.cat(each) for each in zip(*batches, strict=True))
-    found: dict[str, Any] = {"samples": len(labels)}
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    result: dict[str, Any] = {"samples": len(labels)}
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         np.save(place / "images.npy", images.numpy())
         for levels in ("exact", "integer"):
             folder = place / levels
-            command = [
-                "export",
-                str(run),
-                "--to",
-                "onnx",
-                "--fold-batch-norm",
-                "--levels",
-                levels,
-                "--out",
-                str(folder),
-            ]
-            assert fractrain(command) == 0
+            options = ["--to", "onnx", "--fold-batch-norm", "--levels", levels, "--out", str(folder)]
+            assert fractrain(["export", str(run), *options]) == 0
             script, files = Path(__file__).parent / "classify.py", (folder / "model.onnx", place / "images.npy")
             alone = {"PATH": os.environ["PATH"]}  # without PYTHONPATH
             subprocess.run([fresh, script, *files, place / "logits.npy"], check=True, env=alone)
             there = torch.from_numpy(np.load(place / "logits.npy"))
             here = _logits(model.deployed(levels=levels), images)
-            found[f"{levels}: onnxruntime"] = _accuracy(there, labels)
-            found[f"{levels}: deployed"] = _accuracy(here, labels)
-            found[f"{levels}: same classes"] = 100 * float((here.argmax(1) == there.argmax(1)).float().mean())
+            result[f"{levels}: onnxruntime"] = _accuracy(there, labels)
+            result[f"{levels}: deployed"] = _accuracy(here, labels)
+            result[f"{levels}: same classes"] = 100 * float((here.argmax(1) == there.argmax(1)).float().mean())
             apart = (here - there).abs().amax(1) / here.abs().max()
-            found[f"{levels}: equal images"] = 100 * float((apart < _EQUAL).float().mean())
-            found[f"{levels}: largest difference"] = float(apart.max())
-        found["evaluation"] = _accuracy(_logits(model, images), labels)
-    found["one code moved by one step"] = statistics.median(one_step(model, images[:4]))
-    return found
+            result[f"{levels}: equal images"] = 100 * float((apart < _EQUAL).float().mean())
+            result[f"{levels}: largest difference"] = float(apart.max())
+        result["evaluation"] = _accuracy(_logits(model, images), labels)
+    result["one code moved by one step"] = statistics.median(one_step(model, images[:4]))
+    return result
 
 
 @torch.no_grad()
 def _logits(model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    return torch.cat([model(each) for each in images.split(100)])
+    return torch.cat([model(batch) for batch in images.split(100)])
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -90,9 +80,9 @@ def main() -> None:
     parser.add_argument("--name", required=True, help="of the model and its data, for the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = compared(arguments.run, arguments.python)
-    keep(arguments.name, accuracy=results().get("accuracy", {}) | {arguments.name: found})
-    print(json.dumps(found, indent=1))
+    result = compared(arguments.run, arguments.python)
+    keep(arguments.name, accuracy=results().get("accuracy", {}) | {arguments.name: result})
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

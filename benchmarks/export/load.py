@@ -40,25 +40,26 @@ def _load(job: dict[str, Any]) -> None:
             return
         model = _torchao(folder, job["model"]) if kind == "torchao" else _transformers(folder)
         model.eval()
-        found = model(**inputs) if job["keywords"] else model(*inputs.values())
-        job["difference"] = _difference(held["output"], getattr(found, "logits", found))
+        output = model(**inputs) if job["keywords"] else model(*inputs.values())
+        job["difference"] = _difference(held["output"], getattr(output, "logits", output))
         if "prompt" in job:
             job["tokens"] = _tokens(model, job["prompt"])
 
 
 def _onnx(folder: Path, inputs: dict[str, Tensor]) -> Tensor:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(folder / "model.onnx", _options(), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {name: x.numpy() for name, x in inputs.items()})[0])
+    feed = {name: x.numpy() for name, x in inputs.items()}
+    return torch.from_numpy(session_of(folder, {}).run(None, feed)[0])
 
 
-def _options() -> Any:
+def session_of(folder: Path, entries: Mapping[str, str]) -> Any:
+    """A session of a file of ONNX on one thread, with entries of its configuration."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    return options
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    return onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
 
 
 def round_trips(
@@ -71,16 +72,7 @@ def round_trips(
         inputs: of the call.
         rounds: after one that is not timed.
     """
-    import onnxruntime
-
-    sessions = {}
-    for name, (folder, entries) in files.items():
-        options = _options()
-        for key, value in entries.items():
-            options.add_session_config_entry(key, value)
-        sessions[name] = onnxruntime.InferenceSession(
-            folder / "model.onnx", options, providers=["CPUExecutionProvider"]
-        )
+    sessions = {name: session_of(folder, entries) for name, (folder, entries) in files.items()}
     feed = {name: x.numpy() for name, x in inputs.items()}
     times: dict[str, list[float]] = {name: [] for name in files}
     for _ in range(rounds + 1):
@@ -88,7 +80,7 @@ def round_trips(
             start = time.perf_counter()
             session.run(None, feed)
             times[name].append(time.perf_counter() - start)
-    return {name: found[1:] for name, found in times.items()}
+    return {name: seconds[1:] for name, seconds in times.items()}
 
 
 def _transformers(folder: Path) -> Any:
@@ -114,8 +106,8 @@ def _torchao(folder: Path, model: str) -> Any:
 
 def _tokens(model: Any, prompt: list[int]) -> list[int]:
     settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    found: list[int] = model.generate(torch.tensor([prompt]), max_new_tokens=24, **settings)[0].tolist()
-    return found
+    tokens: list[int] = model.generate(torch.tensor([prompt]), max_new_tokens=24, **settings)[0].tolist()
+    return tokens
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:

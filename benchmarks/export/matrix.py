@@ -84,25 +84,25 @@ def made(model: str, precision: str) -> FracModel:
     if inputs is not None:
         original.train()(*inputs)  # batch norms of a new model would change nothing
     if precision.startswith("mixed"):
-        found = fractrainify(original, config=FracConfig(**settings), example_inputs=inputs)
-        names = [op.name for op in found.ops if op.precision.mode == "scheduled"]
+        rewritten = fractrainify(original, config=FracConfig(**settings), example_inputs=inputs)
+        names = [op.name for op in rewritten.ops if op.precision.mode == "scheduled"]
         settings = settings | {"pins": [Pin(name, FOUR) for name in names[::2]]}
-        original = found.restore()
-    found = fractrainify(original, config=FracConfig(**settings), example_inputs=inputs)
-    recording = found._state.recording
-    found.calibrate([dict(recording.kwargs) or recording.args[0]])
+        original = rewritten.restore()
+    rewritten = fractrainify(original, config=FracConfig(**settings), example_inputs=inputs)
+    recording = rewritten._state.recording
+    rewritten.calibrate([dict(recording.kwargs) or recording.args[0]])
     if settings["method"] == "pfq":
-        found.set_precision(found.frac_config.precision_stages[-1])
-    return found.eval()
+        rewritten.set_precision(rewritten.frac_config.precision_stages[-1])
+    return rewritten.eval()
 
 
 def jobs_of(model: str, precision: str, folder: Path) -> Iterator[tuple[Cell, dict[str, Any] | None]]:
     """Export one model at one precision to every library."""
-    found = made(model, precision)
-    recording = found._unlabelled()
+    rewritten = made(model, precision)
+    recording = rewritten._unlabelled()
     inputs = dict(zip(recording.call.placeholders, recording.inputs, strict=True))
     with torch.no_grad():
-        output = found(*recording.args, **recording.kwargs)
+        output = rewritten(*recording.args, **recording.kwargs)
     reference = folder / "reference.pt"
     torch.save({"inputs": inputs, "output": next(tensors_in(getattr(output, "logits", output)))}, reference)
     for format in FORMATS:
@@ -110,14 +110,13 @@ def jobs_of(model: str, precision: str, folder: Path) -> Iterator[tuple[Cell, di
         try:
             batches = [dict(recording.kwargs)] if recording.kwargs and precision == "nvfp4" else None
             options: dict[str, Any] = {"batches": batches} if batches and format == "compressed-tensors" else {}
-            cell.notes = list(found.export(target, format=format, **options).notes)
+            cell.notes = list(rewritten.export(target, format=format, **options).notes)
         except FracTrainError as error:
             cell.refused = str(error)
             yield cell, None
             continue
-        keywords = bool(recording.kwargs)
         job = {"format": format, "folder": str(target), "reference": str(reference), "model": model}
-        yield cell, job | {"keywords": keywords}
+        yield cell, job | {"keywords": bool(recording.kwargs)}
 
 
 def generation(folder: Path) -> tuple[dict[str, Any], list[int]]:
@@ -202,8 +201,8 @@ def cells_of(place: Path) -> tuple[list[Cell], list[dict[str, Any]]]:
             done = folder / "cells.json"
             if not done.exists():
                 folder.mkdir(parents=True, exist_ok=True)
-                found = [(asdict(cell), job) for cell, job in jobs_of(model, precision, folder)]
-                done.write_text(json.dumps(found))
+                pairs = [(asdict(cell), job) for cell, job in jobs_of(model, precision, folder)]
+                done.write_text(json.dumps(pairs))
             for cell, job in json.loads(done.read_text()):
                 cells.append(Cell(**cell))
                 jobs += [] if job is None else [job | {"cell": len(cells) - 1}]
@@ -228,16 +227,16 @@ def main() -> None:
 
 def results() -> dict[str, Any]:
     """The results of earlier runs, by section."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return found
+    sections: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return sections
 
 
-def keep(section: str, **found: Any) -> None:
+def keep(section: str, **new: Any) -> None:
     """Write results, and the machine that this section of them was measured on."""
     before = results()
     machine = describe("cpu") | versions("transformers", "compressed-tensors", "onnx", "onnxruntime", "torchao")
     machines = before.get("machines", {}) | {section: machine}
-    RESULTS.write_text(json.dumps(before | found | {"machines": machines}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(before | new | {"machines": machines}, indent=1) + "\n")
 
 
 def measured(place: Path, python: str) -> tuple[list[Cell], dict[str, Any]]:
@@ -254,8 +253,8 @@ def measured(place: Path, python: str) -> tuple[list[Cell], dict[str, Any]]:
     *done, generated = json.loads(file.read_text())
     if failed := [job for job in (*done, generated) if "failed" in job]:
         raise RuntimeError(f"{len(failed)} files do not load: {failed}")
-    for each in done:
-        cells[each["cell"]].difference = each["difference"]
+    for loaded in done:
+        cells[loaded["cell"]].difference = loaded["difference"]
     same = generated["tokens"] == tokens
     return cells, {"same_tokens": same, "tokens": len(tokens), "difference": generated["difference"]}
 

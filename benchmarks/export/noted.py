@@ -41,7 +41,7 @@ def as_noted_in_torchao(model: FracModel) -> float:
     plain = model.deployed()
     for path in [path for path, module in plain.named_modules() if isinstance(module, FrozenRounding)]:
         plain.set_submodule(path, nn.Identity())
-    ours, theirs = (_output(each(*recording.args, **recording.kwargs)) for each in (plain, loaded))
+    ours, theirs = (_output(variant(*recording.args, **recording.kwargs)) for variant in (plain, loaded))
     return share(ours, theirs)
 
 

@@ -61,7 +61,7 @@ def images(
     written: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False, "input_names": ["x"]}
     torch.onnx.export(build().eval(), (x,), float32 / "model.onnx", **written)
     whole = (float32 / "model.onnx").stat().st_size
-    found = [Size(label, _FLOAT, 1.0)]
+    files = [Size(label, _FLOAT, 1.0)]
     sessions: dict[str, tuple[Path, dict[str, str]]] = {_FLOAT: (float32, {})}
     for bits in (8, 4):
         config = FracConfig(method="static", precision=Precision(bits, 8), **settings)
@@ -71,17 +71,17 @@ def images(
             kind, folder = f"int{bits} {kind}", place / f"{bits} {' '.join(options) or 'exact'}"
             if not folder.exists():
                 model.export(folder, fold_batch_norm=True, **options)
-            found.append(Size(label, kind, (folder / "model.onnx").stat().st_size / whole))
+            files.append(Size(label, kind, (folder / "model.onnx").stat().st_size / whole))
             sessions[kind] = folder, entries
     times = round_trips(sessions, {"x": x}, rounds)
-    for size in found:
+    for size in files:
         size.time = statistics.median(a / b for a, b in zip(times[size.kind], times[_FLOAT], strict=True))
-    return found
+    return files
 
 
 def texts(name: str, sizes: dict[str, int], place: Path) -> list[Size]:
     """The files of a LLaMA in compressed-tensors: the whole, and its linear layers without embeddings and head."""
-    found = []
+    files = []
     for bits in (8, 4):
         text = llama(**sizes)
         whole = _bytes(dict(text.named_parameters()))
@@ -90,38 +90,38 @@ def texts(name: str, sizes: dict[str, int], place: Path) -> list[Size]:
         model.calibrate([dict(model._state.recording.kwargs)])
         written = model.export(place / f"{name} {bits}", format="compressed-tensors", levels="integer")
         size = written.files["model.safetensors"]
-        found.append(Size(name, f"int{bits} integer", size / whole))
-        found.append(Size(f"{name}, without embeddings and head", f"int{bits} integer", (size - ends) / (whole - ends)))
-    return found
+        files.append(Size(name, f"int{bits} integer", size / whole))
+        files.append(Size(f"{name}, without embeddings and head", f"int{bits} integer", (size - ends) / (whole - ends)))
+    return files
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:
     return sum(4 * x.numel() for x in tensors.values())
 
 
-def size_table(found: list[Size]) -> str:
+def size_table(files: list[Size]) -> str:
     """All files as a table."""
-    rows = [(s.model, s.kind, f"{s.bytes:.3f}", "" if s.time is None else f"{s.time:.2f}") for s in found]
+    rows = [(s.model, s.kind, f"{s.bytes:.3f}", "" if s.time is None else f"{s.time:.2f}") for s in files]
     return markdown_table(("model", "levels", "bytes", "time in onnxruntime"), rows, 2)
 
 
 def main() -> None:
     """Measure, and write the results."""
     torch.set_num_threads(1)
-    found: list[Size] = []
+    files: list[Size] = []
     resnet: Any = lambda: timm.create_model("resnet18", num_classes=10)  # noqa: E731
     vit: Any = lambda: timm.create_model("vit_tiny_patch16_224", num_classes=10)  # noqa: E731
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        found += images("ResNet-18", resnet, 224, place / "a", 20)
-        found += images("ViT-Tiny", vit, 224, place / "b", 20, attention="float")
+        files += images("ResNet-18", resnet, 224, place / "a", 20)
+        files += images("ViT-Tiny", vit, 224, place / "b", 20, attention="float")
         shape = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "vocab_size": 1000}
-        found += texts("LLaMA of 512", shape | {"num_attention_heads": 8}, place)
+        files += texts("LLaMA of 512", shape | {"num_attention_heads": 8}, place)
         shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "vocab_size": 2048}
-        found += texts("LLaMA of 1024", shape | {"num_attention_heads": 16}, place)
-    keep("sizes", sizes=[asdict(size) for size in found])
-    write_section(PAGE, "sizes", size_table(found))
-    print(size_table(found))
+        files += texts("LLaMA of 1024", shape | {"num_attention_heads": 16}, place)
+    keep("sizes", sizes=[asdict(size) for size in files])
+    write_section(PAGE, "sizes", size_table(files))
+    print(size_table(files))
 
 
 if __name__ == "__main__":

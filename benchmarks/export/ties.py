@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from benchmarks.export.load import session_of
 from fractrain_fx import FracModel
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.export.factors import frozen_ops
@@ -94,9 +95,9 @@ def _cause(run: Callable[[], Tensor], rounded: nn.Module, theirs: Mapping[str, T
     return Cause(
         difference=share(ours, output),
         values=sum(values.numel() for values in theirs.values()),
-        ties=sum(int((each.steps != 0).sum()) for each in compared.values()),
-        steps=max(float(each.steps.abs().max()) for each in compared.values()),
-        from_middle=max(each.from_middle for each in compared.values()),
+        ties=sum(int((comparison.steps != 0).sum()) for comparison in compared.values()),
+        steps=max(float(comparison.steps.abs().max()) for comparison in compared.values()),
+        from_middle=max(comparison.from_middle for comparison in compared.values()),
         same_codes=share(moved, output),
         moved_here=share(ours, moved),
     )
@@ -109,8 +110,6 @@ def share(ours: Tensor, theirs: Tensor) -> float:
 
 def cause_in_onnx(model: FracModel) -> Cause:
     """The cause in onnxruntime, with every rounded value an output of the file."""
-    import onnxruntime
-
     recording = model._unlabelled()
     ops, original, inputs = frozen_ops(recording.eval, None), model._state.original, tuple(recording.inputs)
     plain, written = (frozen_graph(original, recording.eval, ops, *how) for how in ((), (_module_of,)))
@@ -124,14 +123,11 @@ def cause_in_onnx(model: FracModel) -> Cause:
     result.args = ((result.args[0], *(named[name] for name in roundings)),)
     written.recompile()
     with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "model.onnx")
         program: Any = torch.onnx.export(written, inputs, dynamo=True, opset_version=21, verbose=False)
-        program.save(file, external_data=False)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        feed = {each.name: x.numpy() for each, x in zip(session.get_inputs(), inputs, strict=True)}
-        output, *others = [torch.from_numpy(each) for each in session.run(None, feed)]
+        program.save(str(Path(folder) / "model.onnx"), external_data=False)
+        session = session_of(Path(folder), {})
+        feed = {argument.name: x.numpy() for argument, x in zip(session.get_inputs(), inputs, strict=True)}
+        output, *others = [torch.from_numpy(array) for array in session.run(None, feed)]
     theirs = dict(zip(roundings.values(), others[-len(roundings) :], strict=True))
     return _cause(lambda: next(tensors_in(plain(*inputs))), plain, theirs, output)
 
@@ -154,17 +150,17 @@ def rounded_inputs(loaded: nn.Module) -> Iterator[dict[str, Tensor]]:
     from compressed_tensors.quantization.lifecycle import forward
 
     paths = {module: path for path, module in loaded.named_modules()}
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     rounds = forward.forward_quantize
 
     def watch(module: nn.Module, value: Tensor, name: str, settings: Any) -> Tensor:
         rounded: Tensor = rounds(module, value, name, settings)
         if name == "input":
-            found[f"{paths[module]}.input_rounding"] = rounded.detach().clone()
+            values[f"{paths[module]}.input_rounding"] = rounded.detach().clone()
         return rounded
 
     with patch.object(forward, "forward_quantize", watch):
-        yield found
+        yield values
 
 
 class _Moved(nn.Module):
@@ -198,8 +194,8 @@ def one_step(model: FracModel, x: Tensor, rounding: int = 3, tries: int = 10) ->
     plain = model.deployed()
     paths = [path for path, module in plain.named_modules() if isinstance(module, FrozenRounding)]
     own: Any = plain.get_submodule(paths[rounding])
-    before, found = plain(x), []
+    before, shares = plain(x), []
     for seed in range(tries):
         plain.set_submodule(paths[rounding], _Moved(own, seed))
-        found.append(share(before, plain(x)))
-    return sorted(found)
+        shares.append(share(before, plain(x)))
+    return sorted(shares)

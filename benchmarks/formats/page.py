@@ -68,7 +68,7 @@ def _table(groups: Sequence[Group]) -> str:
     for group in groups:
         macs, base = group.mean("total_macs"), bases.get(group.epochs)
         values = group.records[0]["values"]
-        raised = [each for each in map(_raised_after, group.records) if each is not None]
+        raised = [share for share in map(_raised_after, group.records) if share is not None]
         rows.append(
             (
                 group.method,
@@ -93,7 +93,7 @@ def _scales(method: str, values: dict[str, Any]) -> str:
 
 def _raised_after(record: Record) -> float | None:
     """The share of a run's steps after which its bits went up."""
-    levels = [each for point in record["points"] for each in point["levels"]]
+    levels = [pair for point in record["points"] for pair in point["levels"]]
     first, (last, _) = levels[0][1], levels[-1]
     before = [step for step, level in levels if level == first]
     return None if len(before) == len(levels) else before[-1] / last

@@ -92,7 +92,7 @@ def _run_parts(results: Results, options: argparse.Namespace, setting: Setting, 
     with standing_by(alone, partial(_has_room, options.device)) as standby:
         for place, part in enumerate(options.parts):
             remaining = max(end - time.monotonic(), 0)
-            seconds = remaining * PARTS[part].worth / sum(PARTS[each].worth for each in options.parts[place:])
+            seconds = remaining * PARTS[part].worth / sum(PARTS[later].worth for later in options.parts[place:])
             print(f"{PARTS[part].title}: up to {seconds:.0f} s", flush=True)
             began = time.monotonic()
             until = began + seconds
@@ -106,9 +106,9 @@ def _run_parts(results: Results, options: argparse.Namespace, setting: Setting, 
             while reason == lost:  # a process that lost the GPU has left items to another one
                 reason = wait_for_end(begin_process([*call, "--run", part]), until)
             results.parts = Results.load(results.path).parts
-            found = results.parts[part]
-            found.seconds += time.monotonic() - began
-            found.not_run = {item: why or reason for item, why in found.not_run.items()}
+            outcome = results.parts[part]
+            outcome.seconds += time.monotonic() - began
+            outcome.not_run = {item: why or reason for item, why in outcome.not_run.items()}
             results.save()
             write_page(options.out / _PAGE, options.out / "results")
 
@@ -126,11 +126,11 @@ def _measure(results: Results, standby: Standby, ready: Sequence[str], until: fl
     for item in ready:
         standby.measure(item, partial(wait_for_end, until=until))
     results.parts = Results.load(results.path).parts
-    found = results.parts["steps"]
-    found.not_run |= {
+    outcome = results.parts["steps"]
+    outcome.not_run |= {
         item: "not compiled: no time or no memory was left" for item in standby.calls if item not in ready
     }
-    found.not_run |= {item: "its process ended" for item in ready if item not in {*found.rows, *found.not_run}}
+    outcome.not_run |= {item: "its process ended" for item in ready if item not in {*outcome.rows, *outcome.not_run}}
     results.save()
 
 
@@ -138,7 +138,7 @@ def _started(older: Found, chosen: Sequence[str]) -> Found:
     """A part that is to be run: all of it, or the chosen items beside the results of the others."""
     if not chosen:
         return Found(not_run={_ALL: ""})
-    rows = {item: each for item, each in older.rows.items() if item not in chosen}
+    rows = {item: item_rows for item, item_rows in older.rows.items() if item not in chosen}
     not_run = {item: why for item, why in older.not_run.items() if item not in chosen}
     return Found(rows, not_run | {_ALL: ""}, older.seconds)
 
@@ -164,10 +164,10 @@ def _run_items(part: str, setting: Setting, chosen: Sequence[str], file: Path) -
     results = Results.load(file)
     all_items = PARTS[part].items(setting)
     items = {name: all_items[name] for name in chosen or all_items if name in all_items}
-    found = results.parts[part]
-    found.not_run.pop(_ALL, None)
-    done = {*found.rows, *(name for name, reason in found.not_run.items() if reason)}
-    found.not_run |= {name: "" for name in items if name not in done}
+    outcome = results.parts[part]
+    outcome.not_run.pop(_ALL, None)
+    done = {*outcome.rows, *(name for name, reason in outcome.not_run.items() if reason)}
+    outcome.not_run |= {name: "" for name in items if name not in done}
     results.save()
     for name, item in items.items():
         if name in done:
@@ -175,15 +175,15 @@ def _run_items(part: str, setting: Setting, chosen: Sequence[str], file: Path) -
         began = time.monotonic()
         try:
             for row in item():
-                found.rows.setdefault(name, []).append(dict(row))
+                outcome.rows.setdefault(name, []).append(dict(row))
                 results.save()
         except Exception as error:
-            found.not_run[name] = _reason(error)
+            outcome.not_run[name] = _reason(error)
         else:
-            del found.not_run[name]
+            del outcome.not_run[name]
         results.save()
-        print(f"  {name}: {time.monotonic() - began:.1f} s {found.not_run.get(name, '')}", flush=True)
-        if found.not_run.get(name, "").startswith(torch.AcceleratorError.__name__):
+        print(f"  {name}: {time.monotonic() - began:.1f} s {outcome.not_run.get(name, '')}", flush=True)
+        if outcome.not_run.get(name, "").startswith(torch.AcceleratorError.__name__):
             raise SystemExit(_LOST)
 
 
@@ -205,11 +205,11 @@ def _run_told(part: str, setting: Setting, chosen: Sequence[str], file: Path) ->
         reason = _reason(error)
     wait()
     results = Results.load(file)
-    found = results.parts[part]
+    outcome = results.parts[part]
     if reason:
-        found.not_run[name] = reason
+        outcome.not_run[name] = reason
     else:
-        found.rows[name] = rows
+        outcome.rows[name] = rows
     results.save()
     print(f"  {name}: {time.monotonic() - told[0]:.1f} s {reason}", file=sys.stderr, flush=True)
 

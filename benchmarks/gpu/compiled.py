@@ -25,7 +25,7 @@ def whole(method: Method, setting: Setting) -> str:
     counter = CompileCounterWithBackend("aot_eager" if setting.small else "inductor")
     compiled = cast(FracModel, torch.compile(model, fullgraph=True, backend=counter))
     engine = Engine(compiled)
-    x, y = (each.to(setting.device) for each in subject.data(4))
+    x, y = (values.to(setting.device) for values in subject.data(4))
     for precision in (Precision(3, 6), Precision(8, 8)):
         if method == "pfq":
             model.set_precision(precision)
@@ -42,9 +42,9 @@ def by_graphs(setting: Setting) -> str:
     """The losses of training steps over two epochs, with noise from the same seed."""
     subject = SUBJECTS["gpt2-tiny"]
     plain = subject.build()
-    x, y = (each.to(setting.device) for each in subject.data(4))
+    x, y = (values.to(setting.device) for values in subject.data(4))
     losses: dict[str, list[float]] = {"default": [], "reduce-overhead": []}
-    for mode, found in losses.items():
+    for mode, curve in losses.items():
         torch._dynamo.reset()
         torch.manual_seed(1)
         model = made(subject, FracConfig.paper("fractrain"), setting.device, plain).train()
@@ -56,7 +56,7 @@ def by_graphs(setting: Setting) -> str:
                 engine.loss(loss).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                found.append(loss.item())
+                curve.append(loss.item())
             engine.end_epoch()
     apart = max(abs(mine / theirs - 1) for mine, theirs in zip(*losses.values(), strict=True))
     return f"losses within {below(apart, 1e-4):.1e}"

@@ -68,7 +68,7 @@ def _rows(width: int, tokens: int, torchao: bool, setting: Setting) -> Iterator[
             "width": width,
             "tokens": tokens,
             "form": name,
-            "step, ms": quartiles([1000 * each for each in times[name]]) if name in times else None,
+            "step, ms": quartiles([1000 * duration for duration in times[name]]) if name in times else None,
             "to bf16": ratios(times, name, _BASE) if name in times and _BASE in times else None,
             "note": notes.get(name, ""),
         }

@@ -85,9 +85,9 @@ def _equals_original(subject: Subject, setting: Setting) -> str:
     return f"{len(left.gradients)} gradients, {len(left.buffers)} buffers"
 
 
-def _require_same(found: object, where: str) -> None:
-    if found is not None:
-        raise AssertionError(f"{where} differ: {found}")
+def _require_same(differing: object, where: str) -> None:
+    if differing is not None:
+        raise AssertionError(f"{where} differ: {differing}")
 
 
 def _equals_shown(subject: Subject, setting: Setting) -> str:
@@ -147,7 +147,7 @@ def _dispatched(setting: Setting) -> str:
     """The same loss where nobody skips, and finite gradients where half of the batch does."""
     subject = SUBJECTS["gpt2-tiny"]
     model = subject.build().to(setting.device)
-    x, y = (each.to(setting.device) for each in subject.data(4))
+    x, y = (values.to(setting.device) for values in subject.data(4))
     losses: dict[tuple[str, float], float] = {}
     for share in (0.0, 0.5):
         for form in ("masked", "gathered"):

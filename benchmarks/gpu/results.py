@@ -54,13 +54,13 @@ class Results:
     def load(cls, path: Path) -> Results:
         """Read a file."""
         held = json.loads(path.read_text(encoding="utf-8"))
-        parts = {name: Found(**found) for name, found in held["parts"].items()}
+        parts = {name: Found(**outcome) for name, outcome in held["parts"].items()}
         return cls(path, held["machine"], held["command"], parts)
 
     def save(self) -> None:
         """Replace the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        parts = {name: asdict(found) for name, found in self.parts.items()}
+        parts = {name: asdict(outcome) for name, outcome in self.parts.items()}
         held = {"machine": self.machine, "command": self.command, "parts": parts}
         write_text(self.path, json.dumps(held, indent=1) + "\n")
 
@@ -83,21 +83,23 @@ def markdown(results: Results) -> str:
     name = results.machine.get("gpu", results.machine["processor"])
     text = [f"## {name}", f"`{results.command}`; {machine_words(results.machine)}."]
     for key, part in PARTS.items():
-        if (found := results.parts.get(key)) is None:
+        if (outcome := results.parts.get(key)) is None:
             continue
-        text += [f"### {part.title}: {name}", part.how, *_part(found)]
+        text += [f"### {part.title}: {name}", part.how, *_part(outcome)]
     return "\n\n".join(text)
 
 
-def _part(found: Found) -> list[str]:
-    rows = [row for item in found.rows.values() for row in item]
-    text = [f"{found.seconds:.0f} s."]
+def _part(outcome: Found) -> list[str]:
+    rows = [row for item in outcome.rows.values() for row in item]
+    text = [f"{outcome.seconds:.0f} s."]
     if rows:
         columns = [column for column in rows[0] if any(row[column] not in (None, "") for row in rows)]
-        words = next((place for place, each in enumerate(columns) if not isinstance(rows[0][each], str)), len(columns))
-        text.append(markdown_table(columns, ([_cell(row[each]) for each in columns] for row in rows), words))
-    for reason in dict.fromkeys(found.not_run.values()):
-        items = "; ".join(item for item, each in found.not_run.items() if each == reason)
+        words = next(
+            (place for place, column in enumerate(columns) if not isinstance(rows[0][column], str)), len(columns)
+        )
+        text.append(markdown_table(columns, ([_cell(row[column]) for column in columns] for row in rows), words))
+    for reason in dict.fromkeys(outcome.not_run.values()):
+        items = "; ".join(item for item, why in outcome.not_run.items() if why == reason)
         text.append(f"Not run ({reason}): {items}.")
     return text
 

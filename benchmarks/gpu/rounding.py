@@ -64,14 +64,14 @@ def by_kernels(setting: Setting) -> str:
                 count += 1
             g = torch.randn_like(x)
             for squared in (False, True):
-                sums = [each.activation_gains(x, g, (0, 3, 4, 8), within, squared) for each in (quick, plain)]
+                sums = [fmt.activation_gains(x, g, (0, 3, 4, 8), within, squared) for fmt in (quick, plain)]
                 farthest = max(farthest, distance(*sums))
     return f"{count} cases bit for bit, gradients of gates within {below(farthest, 1e-4):.1e}"
 
 
 def _moved(fmt: affine.AffineFormat, x: Tensor) -> RangeBuffers:
     """A running range after a batch; three times the batch was there before."""
-    before = [each.clone() for each in fmt.activation_range(3 * x)[:2]]
+    before = [end.clone() for end in fmt.activation_range(3 * x)[:2]]
     running = RangeBuffers(before[0], before[1], torch.ones((), dtype=torch.bool, device=x.device))
     fmt.moved_range(x, running, 0.1)
     return running
@@ -85,19 +85,19 @@ def of_gates(setting: Setting) -> str:
     for quick, plain in (controllers, embeddings):
         quick.load_state_dict(plain.state_dict())
     x = torch.randn(3, 37, 40, device=setting.device)
-    found = []
+    computed = []
     for controller, embedding in zip(controllers, embeddings, strict=True):
         controller.to(setting.device)
         embedding.to(setting.device)
         state, choices = None, []
-        for each, skippable in zip(x, (True, False, True), strict=True):
-            choice, state = controller(embedding(each), state, skippable)
+        for features, skippable in zip(x, (True, False, True), strict=True):
+            choice, state = controller(embedding(features), state, skippable)
             choices.append(choice)
         loss = (torch.stack(choices) * x[..., :5]).sum()
         parameters = *controller.parameters(), *embedding.parameters()
-        found.append((torch.stack(choices).argmax(2), *torch.autograd.grad(loss, parameters)))
-    _require_equal(found[0][:1], found[1][:1])
-    farthest = max(distance(*pair) for pair in zip(found[0][1:], found[1][1:], strict=True))
+        computed.append((torch.stack(choices).argmax(2), *torch.autograd.grad(loss, parameters)))
+    _require_equal(computed[0][:1], computed[1][:1])
+    farthest = max(distance(*pair) for pair in zip(computed[0][1:], computed[1][1:], strict=True))
     return f"the same choices, gradients within {below(farthest, 1e-4):.1e}"
 
 
@@ -109,8 +109,8 @@ def _layouts(dtype: torch.dtype, setting: Setting) -> Iterator[Tensor]:
     yield x[:, ::2]
 
 
-def _require_equal(found: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
-    for mine, theirs in zip(found, expected, strict=True):
+def _require_equal(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    for mine, theirs in zip(actual, expected, strict=True):
         if not torch.equal(mine, theirs):
             raise AssertionError(f"{int((mine != theirs).sum())} of {mine.numel()} numbers differ")
 

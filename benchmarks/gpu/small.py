@@ -33,5 +33,5 @@ def made(subject: Subject, config: FracConfig, device: str, model: nn.Module) ->
 
 def tensor(output: Any) -> Tensor:
     """The tensor among a model's outputs."""
-    found: Tensor = output if isinstance(output, Tensor) else output.logits
-    return found
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    return logits

@@ -57,11 +57,11 @@ class Standby:
     def ready(self, seconds: float) -> list[str]:
         """Wait until all are ready or the time is over, and end the others."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not all(each.done() for each in self._prepared.values()):
+        while time.monotonic() < end and not all(future.done() for future in self._prepared.values()):
             time.sleep(0.1)
-        found = [item for item, each in self._prepared.items() if each.done() and each.result()]
-        self.end(keep=found)
-        return found
+        ready = [item for item, future in self._prepared.items() if future.done() and future.result()]
+        self.end(keep=ready)
+        return ready
 
     def measure(self, item: str, ended: Callable[[subprocess.Popen[bytes]], str]) -> str:
         """Tell a process to go on, and say how it ended."""
@@ -89,11 +89,11 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 @contextlib.contextmanager
 def standing_by(calls: Mapping[str, Sequence[str]], has_room: Callable[[], bool]) -> Iterator[Standby]:
     """Prepare items in processes that end with the block (:class:`Standby`)."""
-    found = Standby(calls, has_room)
+    standby = Standby(calls, has_room)
     try:
-        yield found
+        yield standby
     finally:
-        found.end()
+        standby.end()
 
 
 def wait_to_be_told() -> None:

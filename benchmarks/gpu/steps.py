@@ -50,9 +50,9 @@ def items(setting: Setting) -> Mapping[str, Any]:
         return _eager(("gpt2-tiny",), ("float", "float+bf16", "pfq", "dfq+auto", "static"), setting) | _compiled(
             ("gpt2-tiny",), ("float+compiled",), setting
         )
-    found = _eager(_MODELS, _EAGER, setting) | _compiled(_MODELS, (*_GRAPHS, *_COMPILED), setting)
+    ours = _eager(_MODELS, _EAGER, setting) | _compiled(_MODELS, (*_GRAPHS, *_COMPILED), setting)
     torchao = {f"{name}, torchao": partial(_rows, name, _TORCHAO, setting) for name in _LINEAR}
-    return found | torchao | _compiled(_LINEAR, _BF16, setting)
+    return ours | torchao | _compiled(_LINEAR, _BF16, setting)
 
 
 def compiled_items(setting: Setting) -> list[str]:
@@ -81,7 +81,7 @@ def measured(name: str, methods: Sequence[str], setting: Setting) -> Iterator[di
     """A row for each method on a model; one that fails has a note instead of numbers."""
     batch = 2 if setting.small else None
     options = Namespace(device=setting.device, batch=batch, rounds=setting.rounds, clock="wall")
-    chosen = [parse(each) for each in dict.fromkeys(methods)]
+    chosen = [parse(method) for method in dict.fromkeys(methods)]
     quiet = Console(quiet=True)
     run = measure(name, chosen, options, "python -m benchmarks.gpu", quiet, Exception, prepared=setting.prepared)
     for row in run.rows:

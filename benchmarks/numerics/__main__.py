@@ -59,18 +59,18 @@ def agreement(name: str, seed: int, steps: int, batches: int, others: int, folde
     held = [*by_name(loader.train(0, steps + batches + max(others, 2)), built.input_name)]
     learn(built.model, _optimizer(built.model, values), held[:steps], criterion)
     measured, unseen = held[steps : steps + batches], held[steps + batches :]
-    found = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
+    sensitivities = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
     copied = FloatCopy(built.model, measured[0], criterion, None)
-    keys = [(op.name, bits) for op in found.measured for bits in WIDTHS]
+    keys = [(op.name, bits) for op in sensitivities.measured for bits in WIDTHS]
     ranks: dict[str, float] = {}
     for operand in ("x", "w"):
         true = factor_changes(copied, operand, WIDTHS, unseen[:others])
-        estimates = [found.of(op, operand, bits).change or 0.0 for op, bits in keys]
-        ranks[operand] = spearman(estimates, [true[each].even for each in keys])
-        ranks[f"plain_{operand}"] = spearman(estimates, [true[each].plain for each in keys])
+        estimates = [sensitivities.of(op, operand, bits).change or 0.0 for op, bits in keys]
+        ranks[operand] = spearman(estimates, [true[key].even for key in keys])
+        ranks[f"plain_{operand}"] = spearman(estimates, [true[key].plain for key in keys])
     after = gradient_changes(copied, WIDTHS, unseen[0], unseen[1:2], rate=values["lr"])
-    noise = [found.of(op, "g", bits).noise or 0.0 for op, bits in keys]
-    return Agreement(g=spearman(noise, [after[each] for each in keys]), **ranks)
+    noise = [sensitivities.of(op, "g", bits).noise or 0.0 for op, bits in keys]
+    return Agreement(g=spearman(noise, [after[key] for key in keys]), **ranks)
 
 
 def _optimizer(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:
@@ -96,14 +96,14 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.model:
         folder = options.text_dir if SUBJECTS[name]["data"] == "characters" else options.data_dir
         for seed in options.seed:
-            each = agreement(name, seed, options.steps, options.batches, options.measure_on, folder)
-            print(name, seed, each, flush=True)
+            ranks = agreement(name, seed, options.steps, options.batches, options.measure_on, folder)
+            print(name, seed, ranks, flush=True)
             if options.out is not None:
                 about = {"model": name, "seed": seed, "steps": options.steps, "batches": options.batches}
-                line = about | {"measured_on": options.measure_on, "torch": torch.__version__, **each._asdict()}
+                line = about | {"measured_on": options.measure_on, "torch": torch.__version__, **ranks._asdict()}
                 with open(options.out, "a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
-            table.add_row(name, str(seed), *(f"{value:.2f}" for value in each))
+            table.add_row(name, str(seed), *(f"{value:.2f}" for value in ranks))
     Console().print(table)
     return 0
 

@@ -53,9 +53,9 @@ def prices(trainer: Trainer, asked: Sequence[str], steps: int, rate: float) -> l
         losses = learn(model, optimizer, batches, criterion)
         return sum(losses[steps // 2 :]) / (steps - steps // 2)
 
-    base, found = trained(_config(_BASE, "tensor")), []
-    for each in asked:
-        text, _, ranges = each.partition(":")
+    base, rows = trained(_config(_BASE, "tensor")), []
+    for entry in asked:
+        text, _, ranges = entry.partition(":")
         precision, config = Precision.parse(text), _config(text, ranges or "tensor")
         widths = sorted({precision.fw, precision.bw})
         measured = sensitivity(
@@ -66,8 +66,8 @@ def prices(trainer: Trainer, asked: Sequence[str], steps: int, rate: float) -> l
         rise = trained(config) - base
         row = {"precision": text, "ranges": ranges or "tensor", "rise": rise, "forward": forward, "noise": noise}
         # With few forward bits the rest of the rise is mostly what the estimate of the forward pass misses.
-        found.append({**row, "price": (rise - forward) / noise if precision.fw == Precision.parse(_BASE).fw else None})
-    return found
+        rows.append({**row, "price": (rise - forward) / noise if precision.fw == Precision.parse(_BASE).fw else None})
+    return rows
 
 
 def _config(precision: str, ranges: Ranges | str) -> FracConfig:

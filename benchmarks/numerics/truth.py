@@ -55,7 +55,8 @@ def factor_changes(
             probe.on_forward, probe.known = None, outputs[name]
         copied.release()
     return {
-        key: Change(*(sum(each) / len(batches) for each in zip(*pairs, strict=True))) for key, pairs in changes.items()
+        key: Change(*(sum(column) / len(batches) for column in zip(*pairs, strict=True)))
+        for key, pairs in changes.items()
     }
 
 
@@ -106,7 +107,7 @@ def gradient_changes(
     size = _length({name: copied.parameters[name].detach() for name in exact})
     with torch.no_grad(), copied.moved(exact, -rate):
         base = [float(copied.loss(batch)) for batch in batches]
-    found: dict[Key, float] = {}
+    changes: dict[Key, float] = {}
     for name, probe in copied.probes.items():
         for bits in widths:
             total = 0.0
@@ -114,15 +115,15 @@ def gradient_changes(
                 probe.on_backward = _noise(bits, seed)
                 noisy = copied.gradients(step_batch)
                 probe.release()
-                noise = {weight: each - exact[weight] for weight, each in noisy.items()}
+                noise = {weight: gradient - exact[weight] for weight, gradient in noisy.items()}
                 scale = _STEP * size / max(_length(noise), 1e-30)
                 for sign in (scale, -scale):
-                    step = {weight: sign * each - rate * exact[weight] for weight, each in noise.items()}
+                    step = {weight: sign * difference - rate * exact[weight] for weight, difference in noise.items()}
                     with torch.no_grad(), copied.moved(step, 1.0):
                         losses = [float(copied.loss(batch)) for batch in batches]
                     total += sum(map(float.__sub__, losses, base)) / len(base) / scale**2
-            found[name, bits] = total / 2 / len(seeds)
-    return found
+            changes[name, bits] = total / 2 / len(seeds)
+    return changes
 
 
 def _noise(bits: int, seed: int) -> Callable[[Plan, Call, Tensor], tuple[Tensor, Tensor]]:
@@ -134,7 +135,7 @@ def _noise(bits: int, seed: int) -> Callable[[Plan, Call, Tensor], tuple[Tensor,
 
 
 def _length(tensors: Mapping[str, Tensor]) -> float:
-    return math.sqrt(sum(float(each.square().sum()) for each in tensors.values()))
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors.values()))
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:

@@ -50,45 +50,48 @@ _NOISE_PRICES = {"resnet20-16px": 0.3, "characters": 0.04}  # docs/results/noise
 @cache
 def allocated_settings(task: str) -> Mapping[str, Mapping[str, Any]]:
     """The settings that were found for a task, by name; empty if none were."""
-    found: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for name in (task, f"{task}{_WITH_OUTER}"):
         if (path := FOLDER / f"{name}.yaml").is_file():
-            found |= yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found
+            settings |= yaml.safe_load(path.read_text(encoding="utf-8"))
+    return settings
 
 
-def settings_under(found: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
+def settings_under(sensitivities: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
     """The settings of every rule, and every budget within reach, from the sensitivities of a task's model."""
     settings: dict[str, dict[str, Any]] = {}
-    ends = {found.measured[0].block, found.measured[-1].block}
+    ends = {sensitivities.measured[0].block, sensitivities.measured[-1].block}
     for per_cent in BUDGETS:
-        budget = (per_cent + _ROUNDED) / 100 * found.cost(_FULL)
-        if found.cost(_LEAST) > budget:  # ops that stay float may cost more
+        budget = (per_cent + _ROUNDED) / 100 * sensitivities.cost(_FULL)
+        if sensitivities.cost(_LEAST) > budget:  # ops that stay float may cost more
             continue
-        settings[f"allocated-{per_cent}"] = {"pins": [str(pin) for pin in allocate(found, budget).pins]}
+        settings[f"allocated-{per_cent}"] = {"pins": [str(pin) for pin in allocate(sensitivities, budget).pins]}
         if (price := _NOISE_PRICES.get(task)) is not None:
-            chosen = allocate(found, budget, noise_price=price)
+            chosen = allocate(sensitivities, budget, noise_price=price)
             settings[f"priced-{per_cent}"] = {"pins": [str(pin) for pin in chosen.pins]}
-        mixed = {each: {op.name: _FULL if op.block in ends else each for op in found.measured} for each in _LADDER}
-        high = _dearest(budget, {each: found.cost(bits) for each, bits in mixed.items()})
+        mixed = {
+            precision: {op.name: _FULL if op.block in ends else precision for op in sensitivities.measured}
+            for precision in _LADDER
+        }
+        high = _dearest(budget, {precision: sensitivities.cost(bits) for precision, bits in mixed.items()})
         if high is not None:
-            rules = [f"{op.name}={_FULL}" for op in found.measured if op.block in ends]
+            rules = [f"{op.name}={_FULL}" for op in sensitivities.measured if op.block in ends]
             settings[f"ends-high-{per_cent}"] = {"precision": str(high), "pins": rules}
-        flat = _dearest(budget, {each: found.cost(each) for each in _LADDER})
+        flat = _dearest(budget, {precision: sensitivities.cost(precision) for precision in _LADDER})
         if flat is not None:
             settings[f"uniform-{per_cent}"] = {"precision": str(flat)}
     return settings
 
 
-def settings_with_outer(found: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
+def settings_with_outer(sensitivities: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
     """The settings of every budget that round the first and last layer too; 100 % is what both cost in float."""
     settings: dict[str, dict[str, Any]] = {}
     whole = Sensitivities.from_json(FOLDER / f"{task}.json").cost(_FULL)
     for per_cent in BUDGETS:
         budget = (per_cent + _ROUNDED) / 100 * whole
-        pins = allocate(found, budget, noise_price=_NOISE_PRICES[task]).pins
+        pins = allocate(sensitivities, budget, noise_price=_NOISE_PRICES[task]).pins
         settings[f"allocated-outer-{per_cent}"] = {"pins": [str(pin) for pin in pins]}
-        flat = _dearest(budget, {each: found.cost(each) for each in _LADDER})
+        flat = _dearest(budget, {precision: sensitivities.cost(precision) for precision in _LADDER})
         if flat is not None:
             rules = [f"{label}={flat}" for label in _OUTER[task]]
             settings[f"uniform-outer-{per_cent}"] = {"precision": str(flat), "pins": rules}
@@ -96,8 +99,8 @@ def settings_with_outer(found: Sensitivities, task: str) -> dict[str, dict[str, 
 
 
 def _dearest(budget: float, costs: Mapping[Precision, float]) -> Precision | None:
-    fitting = [each for each, cost in costs.items() if cost <= budget]
-    return max(fitting, key=lambda each: (costs[each], each.fw), default=None)
+    fitting = [precision for precision, cost in costs.items() if cost <= budget]
+    return max(fitting, key=lambda precision: (costs[precision], precision.fw), default=None)
 
 
 def measure(task: str, data_dir: str | None, steps: int, seed: int, outer: bool) -> Sensitivities:
@@ -134,17 +137,17 @@ def main(argv: list[str] | None = None) -> int:
         name = f"{task}{_WITH_OUTER}" if options.outer else task
         measured = FOLDER / f"{name}.json"
         if options.measured:
-            found = Sensitivities.from_json(measured)
+            sensitivities = Sensitivities.from_json(measured)
         else:
-            found = measure(task, options.data_dir, options.steps, options.seed, options.outer)
-            found.to_json(measured)
+            sensitivities = measure(task, options.data_dir, options.steps, options.seed, options.outer)
+            sensitivities.to_json(measured)
         command = (
             f"python -m benchmarks.science.allocations --task {task} --steps {options.steps} --seed {options.seed}"
         )
-        settings = (settings_with_outer if options.outer else settings_under)(found, task)
+        settings = (settings_with_outer if options.outer else settings_under)(sensitivities, task)
         text = yaml.safe_dump(settings, sort_keys=False, width=120)
         write_text(FOLDER / f"{name}.yaml", f"# {command}{' --outer' if options.outer else ''}\n{text}")
-        print(f"{task}: loss {found.loss:.3f}, written to {FOLDER / name}.yaml")
+        print(f"{task}: loss {sensitivities.loss:.3f}, written to {FOLDER / name}.yaml")
     return 0
 
 

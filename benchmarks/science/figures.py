@@ -24,7 +24,7 @@ def write_figures(folder: Path, task: str, groups: Sequence[Group], prefix: str 
     written = []
     for name, chart, words in (
         ("cost", _costs(groups, metric), f"test {metric} at the end of a training against its whole cost"),
-        ("epoch", _epochs([each for each in groups if each.epochs == longest], metric), f"test {metric} by epoch"),
+        ("epoch", _epochs([group for group in groups if group.epochs == longest], metric), f"test {metric} by epoch"),
     ):
         path = folder / f"{prefix}-{task}-{name}.svg"
         path.write_text(vl_convert.vegalite_to_svg(chart.to_dict(), config=vega_config("light")), encoding="utf-8")
@@ -50,9 +50,9 @@ def _epochs(groups: Sequence[Group], metric: str) -> Any:
     """The mean over seeds after each epoch."""
     points = []
     for group in groups:
-        for each in zip(*(record["points"] for record in group.records), strict=True):
-            value = sum(point["value"] for point in each) / len(each)
-            points.append({"run": f"{group.method}, {group.setting}", "epoch": each[0]["epoch"], "value": value})
+        for epoch in zip(*(record["points"] for record in group.records), strict=True):
+            value = sum(point["value"] for point in epoch) / len(epoch)
+            points.append({"run": f"{group.method}, {group.setting}", "epoch": epoch[0]["epoch"], "value": value})
     return _base(points, alt.X("epoch:Q", title="epoch", axis=alt.Axis(format="d")), metric).mark_line()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.page import markdown_table
 from benchmarks.science.cells import cost_share, signed
-from benchmarks.science.records import Group, difference, gap, seeds_and_epochs, static_at, static_of
+from benchmarks.science.records import Group, difference, gap, of_setting, seeds_and_epochs, static_at, static_of
 
 __all__ = ["by_input", "findings", "main_settings", "quality"]
 
@@ -53,7 +53,7 @@ def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> str:
     metric = static[0].records[0]["metric"]
     chosen = []
     for method, setting in main_settings(groups, static):
-        mine = [group for group in _of(groups, method, setting) if group.epochs in bases]
+        mine = [group for group in of_setting(groups, method, setting) if group.epochs in bases]
         surest = max(mine, key=seeds_and_epochs, default=None)
         chosen += [group for group in mine if surest and (group is surest or group.epochs > surest.epochs)]
     compared = [base for base in static if any(group.epochs == base.epochs for group in chosen)]
@@ -84,18 +84,14 @@ def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tupl
     def rank(group: Group) -> tuple[int, int, float]:
         return *seeds_and_epochs(group), quality(group)
 
-    found = []
+    chosen = []
     for method in dict.fromkeys(group.method for group in groups if group.method != "static"):
         mine = [group for group in groups if group.method == method]
         best = max(mine, key=rank)
         cheaper = [group for group in mine if group.mean("total_macs") < costs.get(group.epochs, 0)]
         rivals = [group for group in cheaper if seeds_and_epochs(group) == seeds_and_epochs(best)]
-        found += [best, *([max(rivals, key=rank)] if rivals else [])]
-    return list(dict.fromkeys((group.method, group.setting) for group in found))
-
-
-def _of(groups: Sequence[Group], method: str, setting: str) -> list[Group]:
-    return [group for group in groups if (group.method, group.setting) == (method, setting)]
+        chosen += [best, *([max(rivals, key=rank)] if rivals else [])]
+    return list(dict.fromkeys((group.method, group.setting) for group in chosen))
 
 
 def quality(group: Group) -> float:

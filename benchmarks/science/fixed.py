@@ -52,9 +52,9 @@ def fixed_choice(trainer: Trainer) -> FixedChoice | None:
     if meter is None:
         return None
     prices = meter.table.sum(-1) / meter.full.sum()
-    with _seen(trainer.model) as found:
+    with _seen(trainer.model) as choices:
         value = trainer.evaluate().value
-    taken = _by_block(found, len(meter.blocks))
+    taken = _by_block(choices, len(meter.blocks))
     shares = F.one_hot(taken, prices.shape[1]).float().mean(1)
     order = torch.randperm(taken.shape[1], generator=torch.Generator().manual_seed(0))
     with given(trainer.model, taken[:, order.to(taken.device)]):
@@ -105,18 +105,18 @@ def fixed_options(shares: Float[Tensor, "blocks options"], prices: Float[Tensor,
 @contextlib.contextmanager
 def _seen(model: nn.Module) -> Iterator[list[Tensor]]:
     """A list of the options of the samples, by number, that each choice in the forwards inside is added to."""
-    found: list[Tensor] = []
+    choices: list[Tensor] = []
 
     def note(module: nn.Module, args: object, output: tuple[Tensor, object]) -> None:
-        found.append(output[0].detach().argmax(1))
+        choices.append(output[0].detach().argmax(1))
 
     with _hooked(model, note):
-        yield found
+        yield choices
 
 
-def _by_block(found: list[Tensor], blocks: int) -> Int[Tensor, "blocks samples"]:
+def _by_block(choices: list[Tensor], blocks: int) -> Int[Tensor, "blocks samples"]:
     """The controller is called once for each block, in the order of the cost's table."""
-    return torch.stack([torch.cat(found[block::blocks]) for block in range(blocks)])
+    return torch.stack([torch.cat(choices[block::blocks]) for block in range(blocks)])
 
 
 @contextlib.contextmanager

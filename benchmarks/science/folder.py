@@ -57,8 +57,8 @@ def fix_choices(folder: Path) -> None:
 
 
 def _keep_fixed(folder: Path, trainer: Trainer) -> None:
-    found = fixed_choice(trainer)
-    write_text(folder / _FIXED, json.dumps(None if found is None else asdict(found)))
+    choice = fixed_choice(trainer)
+    write_text(folder / _FIXED, json.dumps(None if choice is None else asdict(choice)))
 
 
 def finished(runs: Path) -> list[dict[str, Any]]:

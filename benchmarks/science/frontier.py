@@ -13,7 +13,7 @@ from benchmarks.page import markdown_table
 from benchmarks.science.cells import mean_and_range
 from benchmarks.science.findings import quality
 from benchmarks.science.named import METHODS
-from benchmarks.science.records import Group, gap
+from benchmarks.science.records import Group, gap, static_of
 from fractrain_fx.report.theme import vega_config
 
 __all__ = ["BUDGETS", "frontier"]
@@ -90,7 +90,7 @@ def frontier(groups: Sequence[Group], task: str, epochs: int, figure: Path) -> s
 
 def _points(groups: Sequence[Group], task: str, epochs: int) -> list[_Point]:
     mine = [group for group in groups if (group.task, group.epochs) == (task, epochs)]
-    base = next((group for group in mine if (group.method, group.setting) == ("static", "default")), None)
+    base = next(iter(static_of(mine)), None)
     if base is None:
         return []
     known = [group for group in mine if group.method in METHODS and group.method not in _OWN_FORMATS]

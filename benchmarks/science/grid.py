@@ -176,7 +176,7 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of(
             [_MAIN],
             ["fractrain"],
-            [f"drops+algorithm-1+{each}" for each in (f"outer-8+{_TABLE_3}", _TABLE_3, _PAPER)],
+            [f"drops+algorithm-1+{suffix}" for suffix in (f"outer-8+{_TABLE_3}", _TABLE_3, _PAPER)],
             [160],
         ),
         *runs_of([_MAIN], ["pfq"], ["drops+algorithm-1"], [160]),

@@ -94,11 +94,11 @@ METHODS: dict[str, Settings] = {
     **{
         name: {
             "method": "static",
-            "precision": str(each.precision),
-            "format": each.recipe.format,
+            "precision": str(preset.precision),
+            "format": preset.recipe.format,
             "format_recipe": name,
         }
-        for name, each in FORMAT_RECIPES.items()
+        for name, preset in FORMAT_RECIPES.items()
     },
     # MXFP4, then MXFP8: from a share of the run on, or when the loss flattens.
     "mxfp4-50-mxfp8": _raised(1, 1),
@@ -119,7 +119,7 @@ SETTINGS: dict[str, Settings] = {
     "sign": {"gate": {"control": "sign"}},
     "fisher": {"gate": {"gradient": "fisher"}},
     "authors-strength": {"gate": {"beta": AUTHORS_BETA}},
-    "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "targets": {"saturate": True}},
+    "authors-options": {"options": [str(option) for option in AUTHORS_OPTIONS], "targets": {"saturate": True}},
     "wide-options": {"options": [*map(str, DFQ_OPTIONS), "FW-8/BW-8", "FW-8/BW-12"]},
     # Every option has more forward bits than the one before: a gate's gradient shows what those are worth, and nothing
     # of what backward bits are worth.

@@ -8,7 +8,7 @@ from benchmarks.page import markdown_table
 from benchmarks.science.cells import cost_share, distance_words, signed
 from benchmarks.science.findings import main_settings
 from benchmarks.science.named import TASKS
-from benchmarks.science.records import Group, difference, seeds_and_epochs, static_of
+from benchmarks.science.records import Group, difference, of_setting, seeds_and_epochs, static_of
 
 __all__ = ["beside_static", "overview"]
 
@@ -28,7 +28,7 @@ def beside_static(groups: Sequence[Group], task: str, epochs: int, title: str) -
     lines = [f"{title}, {epochs} epochs, beside static FW-8/BW-8 training:"]
     # The last setting of a method is the one that costs less than static training, where there is one.
     for method, setting in dict(main_settings(mine, [base])).items():
-        group = next(each for each in mine if (each.method, each.setting) == (method, setting))
+        group = of_setting(mine, method, setting)[0]
         far = difference(group, base)
         if far is None or group.mean("total_macs") >= base.mean("total_macs"):
             continue
@@ -56,10 +56,9 @@ def _row(task: str, groups: Sequence[Group]) -> tuple[str, ...] | None:
     others = dict.fromkeys(_METHODS, ("", ""))
     # The last setting of a method is the one that costs less than static training, where there is one.
     for method, setting in main_settings(mine, [base]):
-        same = (method, setting, base.epochs)
-        group = next((each for each in mine if (each.method, each.setting, each.epochs) == same), None)
-        if group is not None and method in others:
-            others[method] = _beside(group, base)
+        same = [group for group in of_setting(mine, method, setting) if group.epochs == base.epochs]
+        if same and method in others:
+            others[method] = _beside(same[0], base)
     if not any(distance for distance, _ in others.values()):
         return None
     value, metric = base.mean("value"), base.records[0]["metric"]

@@ -46,12 +46,12 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     parts += [overview(groups), by_input(groups)]
     parts += [_where_from(place, place.with_name(runs.name)), _TASKS_WORDS]
     for task, mine in tasks.items():
-        if not (found := findings(mine)):
+        if not (text := findings(mine)):
             continue
         figures = [
             f"![{words}]({place.parent / path.name})" for path, words in write_figures(results.parent, task, mine)
         ]
-        parts += [f"### {task}", f"{task_words(task)}.", found, *figures]
+        parts += [f"### {task}", f"{task_words(task)}.", text, *figures]
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
     write_runs(runs, Path(os.path.relpath(page, runs.parent)), results, groups, records)
 

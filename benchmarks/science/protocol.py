@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.page import markdown_table
 from benchmarks.science.cells import mean_and_range, signed
-from benchmarks.science.records import Group, static_of
+from benchmarks.science.records import Group, of_setting, static_of
 from fractrain_fx.zoo.recipe import load_recipe
 
 __all__ = ["protocol"]
@@ -27,7 +27,7 @@ def protocol(groups: Sequence[Group]) -> str:
     mine = [group for group in groups if (group.task, group.epochs) == (_TASK, _EPOCHS)]
     if not mine:
         return ""
-    static = next((group for group in mine if (group.method, group.setting) == ("static", "drops")), None)
+    static = next(iter(of_setting(mine, "static", "drops")), None)
     priced = next(group for group in static_of(groups) if group.task == _TASK)
     rows = [_row(group, static, priced.mean("total_macs") / priced.epochs) for group in mine]
     head = ("network", "method", "setting", "seeds", "best accuracy", "to static", "last ten", "MACs")
@@ -40,21 +40,13 @@ def _row(group: Group, static: Group | None, epoch_macs: float) -> tuple[str, ..
     share = _per_cent(group.mean("total_macs") / (epoch_macs * group.epochs))
     best = mean_and_range(group.values("best"))
     last = statistics.mean(point["value"] for record in group.records for point in record["points"][-_LAST:])
-    return (
-        "ResNet-20, 16 pixels",
-        group.method,
-        group.setting,
-        str(len(group.records)),
-        best,
-        far,
-        f"{last:.2f}",
-        share,
-    )
+    seeds = str(len(group.records))
+    return ("ResNet-20, 16 pixels", group.method, group.setting, seeds, best, far, f"{last:.2f}", share)
 
 
 def _paper_rows() -> Iterator[tuple[str, ...]]:
     for network in _PAPER:
-        (accuracy, macs), (dynamic, fewer) = (_printed(f"table3-{network}-cifar10-{each}") for each in _METHODS)
+        (accuracy, macs), (dynamic, fewer) = (_printed(f"table3-{network}-cifar10-{method}") for method in _METHODS)
         name = f"ResNet-{network.removeprefix('resnet')}, 32 pixels"
         far = signed(dynamic - accuracy, "accuracy")
         yield (name, "fractrain", "the paper's", "", f"{dynamic:.2f}", far, "", _per_cent(fewer / macs))

@@ -22,6 +22,7 @@ __all__ = [
     "groups_of",
     "key_of",
     "merge_records",
+    "of_setting",
     "read_records",
     "seeds_and_epochs",
     "static_at",
@@ -106,7 +107,12 @@ def seeds_and_epochs(group: Group) -> tuple[int, int]:
 
 def static_of(groups: Sequence[Group]) -> list[Group]:
     """Static training at FW-8/BW-8, which the others are compared with, in all lengths."""
-    return [group for group in groups if (group.method, group.setting) == ("static", "default")]
+    return of_setting(groups, "static", "default")
+
+
+def of_setting(groups: Sequence[Group], method: str, setting: str) -> list[Group]:
+    """The groups of a method in a setting, in all lengths."""
+    return [group for group in groups if (group.method, group.setting) == (method, setting)]
 
 
 def static_at(macs: float, groups: Sequence[Group]) -> float | None:

@@ -12,7 +12,7 @@ from benchmarks.records import machine_words
 from benchmarks.science.cells import cost_share, mean_and_range, signed
 from benchmarks.science.findings import main_settings
 from benchmarks.science.named import RETIRED, SETTINGS, TASKS
-from benchmarks.science.records import Group, Record, cp_error, difference, static_at, static_of
+from benchmarks.science.records import Group, Record, cp_error, difference, of_setting, static_at, static_of
 
 __all__ = ["task_words", "write_runs"]
 
@@ -138,7 +138,7 @@ def _changed(groups: Sequence[Group]) -> str:
     """Each method's main setting beside those that differ from it in one name, at the same length."""
     rows = []
     for method, setting in main_settings(groups, static_of(groups)):
-        for base in (group for group in groups if (group.method, group.setting) == (method, setting)):
+        for base in of_setting(groups, method, setting):
             others = [group for group in groups if (group.method, group.epochs) == (method, base.epochs)]
             changes = [(change, group) for group in others if (change := _change(setting, group.setting))]
             for change, group in [("", base), *changes] if changes else []:
@@ -191,7 +191,7 @@ def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in setting.items():
         flat |= (
-            {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, Mapping) else {name: value}
+            {f"{name}.{part}": inner for part, inner in value.items()} if isinstance(value, Mapping) else {name: value}
         )
     return flat
 

@@ -73,7 +73,7 @@ def measure(
     subject, device = SUBJECTS[name], options.device
     batch = options.batch or subject.batch[device]
     model = subject.build().to(device)
-    x, y = (each.to(device) for each in subject.data(batch))
+    x, y = (tensor.to(device) for tensor in subject.data(batch))
     steps: dict[str, Step] = {}
     first: dict[str, float] = {}
     notes: dict[str, str] = {}
@@ -118,7 +118,7 @@ def _row(method: Method, times: dict[str, list[float]], first: dict[str, float])
     key, alike = str(method), str(method.alike)
     return Row(
         method=key,
-        ms=quartiles([1000 * each for each in times[key]]),
+        ms=quartiles([1000 * duration for duration in times[key]]),
         ratio=ratios(times, key, "float"),
         alike=ratios(times, key, alike).median if alike not in (key, "float") and alike in times else None,
         first=first[key],
@@ -128,10 +128,7 @@ def _row(method: Method, times: dict[str, list[float]], first: dict[str, float])
 def _with_memory(row: Row, step: Step, device: str) -> Row:
     on_gpu = device == "cuda"
     return replace(
-        row,
-        saved=saved_bytes(step),
-        peak=peak_bytes(step) if on_gpu else None,
-        waits=waits(step) if on_gpu else None,
+        row, saved=saved_bytes(step), peak=peak_bytes(step) if on_gpu else None, waits=waits(step) if on_gpu else None
     )
 
 

@@ -19,7 +19,7 @@ __all__ = ["interleaved", "peak_bytes", "processor_seconds", "saved_bytes", "sec
 _WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy DtoH")
 
 
-def seconds(work: Callable[[], None], device: str) -> float:
+def seconds(work: Callable[[], object], device: str) -> float:
     """Wall time of one call, until the GPU has finished."""
     _finish(device)
     start = time.perf_counter()
@@ -28,7 +28,7 @@ def seconds(work: Callable[[], None], device: str) -> float:
     return time.perf_counter() - start
 
 
-def processor_seconds(work: Callable[[], None], device: str) -> float:
+def processor_seconds(work: Callable[[], object], device: str) -> float:
     """Processor time of one call, all threads. With one thread it is the wall time of an idle machine."""
     start = time.process_time()
     work()
@@ -36,12 +36,12 @@ def processor_seconds(work: Callable[[], None], device: str) -> float:
 
 
 def interleaved(
-    steps: Mapping[str, Callable[[], None]],
+    steps: Mapping[str, Callable[[], object]],
     rounds: int,
     device: str,
     *,
     seed: int = 0,
-    clock: Callable[[Callable[[], None], str], float] = seconds,
+    clock: Callable[[Callable[[], object], str], float] = seconds,
 ) -> dict[str, list[float]]:
     """Seconds of each step, once in each round in random order, so that slow periods affect all equally."""
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -105,12 +105,12 @@ def waits_among(events: Iterable[tuple[str, float, float]], inside: str) -> dict
     """The waits among events (name, start, end) that begin during the event ``inside``."""
     events = list(events)
     spans: Sequence[tuple[float, float]] = [(start, end) for name, start, end in events if name == inside]
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, start, _ in events:
         kind = next((wait for wait in _WAITS if name.startswith(wait)), None)
         if kind and any(first <= start <= last for first, last in spans):
-            found[kind] = found.get(kind, 0) + 1
-    return found
+            counts[kind] = counts.get(kind, 0) + 1
+    return counts
 
 
 def _finish(device: str) -> None:

@@ -28,11 +28,7 @@ __all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare", "tf32
 FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-6", "6/8", "6/12"))
 # Recipes of the block formats, with the bits of both passes.
 BLOCKS = {"mxfp8": 8, "mxfp4": 4, "nvfp4": 4, "fp8": 8}
-OWN = (
-    *("float", "static", "static-linears", "pfq", "pfq-linears"),
-    *("dfq", "dfq5", "dfq5-linears"),
-    *BLOCKS,
-)
+OWN = (*("float", "static", "static-linears", "pfq", "pfq-linears"), *("dfq", "dfq5", "dfq5-linears"), *BLOCKS)
 MODES = (
     *("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "preserve", "checkpointed", "segments"),
     *("bf16", "tf32", "channels-last", "compiled", "graphs"),
@@ -176,31 +172,23 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
             task = loss(called(x), y)
         return finish(task)
 
-    return Step(
-        forward,
-        tuple(trained.parameters()),
-        lambda: tf32("tf32" in method.modes),
-    )
+    return Step(forward, tuple(trained.parameters()), lambda: tf32("tf32" in method.modes))
 
 
 def config_of(base: str) -> FracConfig:
     """The configuration of one of the package's methods; stages and options are the paper's."""
     name, *kinds = base.split("-")
     attention: Attention = "float" if "linears" in kinds else "quantized"
+    run = RunConfig(backend="plain")
     if name in BLOCKS:
-        precision = Precision(BLOCKS[name], BLOCKS[name])
-        recipe = RECIPES[name]
-        return FracConfig(
-            method="static", precision=precision, format=recipe.format, recipe=recipe, run=RunConfig(backend="plain")
-        )
+        precision, recipe = Precision(BLOCKS[name], BLOCKS[name]), RECIPES[name]
+        return FracConfig(method="static", precision=precision, format=recipe.format, recipe=recipe, run=run)
     if name == "static":
-        return FracConfig(
-            method="static", precision=Precision(8, 8), run=RunConfig(backend="plain"), attention=attention
-        )
+        return FracConfig(method="static", precision=Precision(8, 8), run=run, attention=attention)
     if name == "pfq":
-        return FracConfig.paper("pfq", run=RunConfig(backend="plain"), attention=attention)
+        return FracConfig.paper("pfq", run=run, attention=attention)
     options = FIVE_OPTIONS if name == "dfq5" else DFQ_OPTIONS
-    return FracConfig.paper("dfq", options=options, run=RunConfig(backend="plain"), attention=attention)
+    return FracConfig.paper("dfq", options=options, run=run, attention=attention)
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:
@@ -218,9 +206,9 @@ def spread_choices(model: nn.Module, batch: int) -> None:
             module.register_forward_hook(partial(_spread, first, torch.where(first[:, :1] == 1, second, first)))
 
 
-def _spread(skipping: Tensor, computing: Tensor, controller: nn.Module, args: tuple[Any, ...], found: Any) -> Any:
+def _spread(skipping: Tensor, computing: Tensor, controller: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Other choices of a controller, with the gradient of its own; where samples may not skip, none does."""
-    choice, state = found
+    choice, state = output
     *_, skippable = args
     return choice + ((skipping if skippable else computing) - choice).detach(), state
 

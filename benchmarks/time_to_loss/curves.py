@@ -76,7 +76,7 @@ class Curve:
     @property
     def ms(self) -> Quartiles:
         """Milliseconds of a step."""
-        return quartiles([1000 * each for each in self.seconds])
+        return quartiles([1000 * duration for duration in self.seconds])
 
     @property
     def skipped(self) -> float | None:
@@ -129,8 +129,8 @@ class Run:
 def run_of(values: dict[str, Any]) -> Run:
     """A run from the plain values of ``dataclasses.asdict``."""
     curves = [
-        Curve(**(each | {"validation": [(step, loss) for step, loss in each["validation"]]}))
-        for each in values["curves"]
+        Curve(**(curve | {"validation": [(step, loss) for step, loss in curve["validation"]]}))
+        for curve in values["curves"]
     ]
     return Run(**(values | {"curves": curves}))
 

@@ -25,7 +25,7 @@ __all__ = ["METHODS", "Text", "Trainee", "computes_bf16", "config_of", "probe", 
 BF16 = "float+bf16"
 METHODS = ("float", BF16, "static", "static-auto", "pfq-auto", "fractrain", "fractrain-auto")
 
-_Clock = Callable[[Callable[[], None], str], float]
+_Clock = Callable[[Callable[[], object], str], float]
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Text:
         chance = torch.Generator().manual_seed(seed)
         passes = -(-steps * batch // len(train))
         order = torch.cat([torch.randperm(len(train), generator=chance) for _ in range(passes)])
-        tokens, targets = (each[order[: steps * batch]].view(steps, batch, -1) for each in train.tensors)
+        tokens, targets = (tensor[order[: steps * batch]].view(steps, batch, -1) for tensor in train.tensors)
         chosen = torch.linspace(0, len(test) - 1, min(blocks, len(test))).long()
-        inputs, following = (each[chosen].split(batch) for each in test.tensors)
+        inputs, following = (tensor[chosen].split(batch) for tensor in test.tensors)
         return cls(tokens, targets, list(zip(inputs, following, strict=True)))
 
 
@@ -143,15 +143,17 @@ def train(
         clock: times a step.
         tell: called with a line after each validation.
     """
-    curves = [Curve(each.method, each.setup) for each in trainees]
+    curves = [Curve(method.method, method.setup) for method in trainees]
     for start in range(0, steps, every):
         stop = min(start + every, steps)
-        calls: Mapping[str, Callable[[], None]] = {each.method: each.step for each in trainees}
+        calls: Mapping[str, Callable[[], None]] = {method.method: method.step for method in trainees}
         times = interleaved(calls, stop - start, "cpu", seed=start, clock=clock)
         for trainee, curve in zip(trainees, curves, strict=True):
             curve.seconds.extend(times[trainee.method])
             curve.validation.append((stop, trainee.validate()))
-        losses = ", ".join(f"{each.method} {each.validation[-1][1]:.3f} ({sum(each.seconds):.0f} s)" for each in curves)
+        losses = ", ".join(
+            f"{history.method} {history.validation[-1][1]:.3f} ({sum(history.seconds):.0f} s)" for history in curves
+        )
         tell(f"step {stop}: {losses}")
     return [_with_ledger(curve, trainee) for curve, trainee in zip(curves, trainees, strict=True)]
 
@@ -166,7 +168,7 @@ def _with_ledger(curve: Curve, trainee: Trainee) -> Curve:
 
 def probe(method: Trainee, beside: Trainee, *, rounds: int, clock: _Clock = seconds, note: str) -> Curve:
     """A few steps of a method that is not trained to the end, each next to a step of another method."""
-    calls = {each.method: each.step for each in (method, beside)}
+    calls = {trainee.method: trainee.step for trainee in (method, beside)}
     interleaved(calls, 1, "cpu")
     times = interleaved(calls, rounds, "cpu", clock=clock)
     return Curve(method.method, method.setup, times[method.method], beside=times[beside.method], note=note)

@@ -41,10 +41,10 @@ _GOOD = (PASSED, UNUSABLE, NO_MODULES)
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
-    found = projects(options.folder)
-    if not found:
+    files = projects(options.folder)
+    if not files:
         sys.exit(f"{options.folder} holds no test_*.py: give the folder 'generated' of the corpus")
-    order = sorted(found)
+    order = sorted(files)
     random.Random(options.seed).shuffle(order)
     wanted = options.only or order[: options.projects]
     rows = read_rows(options.out)
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in wanted:
         if name in known:
             continue
-        for row in examined(found[name], Limits(options.seconds, options.gib), options.heaviest):
+        for row in examined(files[name], Limits(options.seconds, options.gib), options.heaviest):
             rows.append(row | {"commit": commit()})
             if row["verdict"] not in _GOOD:
                 print(f"{name}/{row.get('name')}: {row['verdict']}: {row['verdict_cause']}", flush=True)

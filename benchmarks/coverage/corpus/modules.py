@@ -70,7 +70,7 @@ def cases_of(path: Path) -> list[Case]:
         raise CorpusError(f"{type(error).__name__}: {str(error)[:100]}") from error
     finally:
         sys.meta_path.remove(finder)
-    return [_case(project, index, each) for index, each in enumerate(listed)]
+    return [_case(project, index, entry) for index, entry in enumerate(listed)]
 
 
 def _case(project: str, index: int, listed: Sequence[Any]) -> Case:

@@ -46,7 +46,7 @@ def same(x: Any, y: Any) -> bool:
         return type(x) is type(y) and bool(x == y or (x != x and y != y))
     if x.shape != y.shape or x.dtype != y.dtype or x.layout != y.layout:
         return False
-    x, y = (each.detach().to_dense() if each.layout is not torch.strided else each.detach() for each in (x, y))
+    x, y = (tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach() for tensor in (x, y))
     if x.is_floating_point() or x.is_complex():
         missing = x.isnan()
         return bool(torch.equal(missing, y.isnan()) and torch.equal(x[~missing], y[~missing]))

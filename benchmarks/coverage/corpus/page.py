@@ -13,7 +13,7 @@ from benchmarks.coverage.resized import DIFFERENT, ERROR, REFUSED
 from benchmarks.coverage.results import without_paths
 from benchmarks.page import markdown_table
 
-__all__ = ["DIED", "NO_MODULES", "read_rows", "section", "summary", "write_rows"]
+__all__ = ["DIED", "NO_MODULES", "read_rows", "section", "short", "summary", "write_rows"]
 
 DIED, NO_MODULES = "process died", "no modules"
 _WAYS = {"verdict": "`fractrainify`, float", "export": "`torch.export`", "fullgraph": "`torch.compile(fullgraph=True)`"}
@@ -93,10 +93,11 @@ def _causes(rows: Sequence[Row]) -> str:
 def _failed(rows: Sequence[Mapping[str, str]], way: str, words: Callable[[str], str]) -> list[list[str]]:
     bad = [row for row in rows if row.get(way) in _VERDICTS[1:]]
     return [
-        [f"{row['project']}/{row.get('name', '')}", words(row[way]), _short(row.get(f"{way}_cause", ""))]
+        [f"{row['project']}/{row.get('name', '')}", words(row[way]), short(row.get(f"{way}_cause", ""))]
         for row in sorted(bad, key=lambda row: (row[way], row["project"]))
     ]
 
 
-def _short(cause: str) -> str:
+def short(cause: str) -> str:
+    """A cause cut for a table."""
     return cause if len(cause) <= _CAUSE else cause[: _CAUSE - 3] + "..."

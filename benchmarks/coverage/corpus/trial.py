@@ -101,8 +101,8 @@ def _judged(row: Row, name: str) -> Iterator[None]:
     """Note under ``name`` how the code inside ends, with the cause under ``name`` and ``_cause``."""
     try:
         yield
-    except _VerdictError as found:
-        verdict, why = found.verdict, str(found)
+    except _VerdictError as failure:
+        verdict, why = failure.verdict, str(failure)
     except LateError as late:
         verdict, why = NOT_DONE, str(late)
     except FracTrainError as error:
@@ -177,7 +177,7 @@ def _compare(case: Case) -> None:
         _require(differs(theirs, mine), mode)
         if training and _backward(theirs, ours=False):
             _backward(mine, ours=True)
-            gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (model, rewritten)]
+            gradients = [{n: p.grad for n, p in module.named_parameters()} for module in (model, rewritten)]
             _require(_other_tensor(*gradients), "gradient")
         _require(_other_tensor(dict(model.named_buffers()), dict(rewritten.named_buffers())), f"buffer after {mode}")
 
@@ -202,7 +202,7 @@ def _other_tensor(theirs: Mapping[str, Tensor | None], mine: Mapping[str, Tensor
     for name, x in theirs.items():
         y = mine.get(name)
         if x is None or y is None:
-            if any(each is not None and bool(each.to_dense().any()) for each in (x, y)):
+            if any(tensor is not None and bool(tensor.to_dense().any()) for tensor in (x, y)):
                 return name
         elif not same(x, y):
             return name

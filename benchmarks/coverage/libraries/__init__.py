@@ -35,12 +35,12 @@ ENTRIES: tuple[Entry, ...] = tuple(
 def cases(sample: bool) -> list[Case]:
     """All models, one library after the other in turn; the sample has the first two of each."""
     places: dict[str, int] = {}
-    found = []
+    placed = []
     for entry in ENTRIES:
         place = places[entry.library] = places.get(entry.library, -1) + 1
         if not sample or place < 2:
-            found.append((place, Case("libraries", f"{entry.library}/{entry.name}", entry.library)))
-    return [case for _, case in sorted(found, key=lambda each: each[0])]
+            placed.append((place, Case("libraries", f"{entry.library}/{entry.name}", entry.library)))
+    return [case for _, case in sorted(placed, key=lambda pair: pair[0])]
 
 
 def build(case: Case) -> Ready:
@@ -49,7 +49,7 @@ def build(case: Case) -> Ready:
     Raises:
         NotBuiltError: its library is not installed, cannot be imported, or cannot build the model.
     """
-    (entry,) = (each for each in ENTRIES if f"{each.library}/{each.name}" == case.name)
+    (entry,) = (candidate for candidate in ENTRIES if f"{candidate.library}/{candidate.name}" == case.name)
     return ready(entry)
 
 

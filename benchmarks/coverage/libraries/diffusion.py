@@ -171,9 +171,7 @@ ENTRIES = (
         "diffusers",
         "AutoencoderKL",
         lambda: _diffusers.AutoencoderKL(
-            **_ENCODER,
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
+            **_ENCODER, down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2
         ),
         lambda: (image(3, 32, 32),),
     ),
@@ -215,10 +213,7 @@ ENTRIES = (
         "denoising-diffusion-pytorch",
         "Unet",
         lambda: _denoising.Unet(dim=16, dim_mults=(1, 2)),
-        lambda: (
-            image(3, 32, 32),
-            _times(),
-        ),
+        lambda: (image(3, 32, 32), _times()),
     ),
     Entry("denoising-diffusion-pytorch", "GaussianDiffusion", _gaussian, lambda: (torch.rand(2, 3, 32, 32),)),
     Entry(

@@ -50,18 +50,8 @@ ENTRIES = (
         lambda: _geometric.AttentiveFP(16, 32, 4, edge_dim=8, num_layers=2, num_timesteps=2),
         lambda: _graph() | {"edge_attr": torch.randn(_EDGES, 8), "batch": _batch()},
     ),
-    Entry(
-        "torch_geometric",
-        "LINKX",
-        lambda: _geometric.LINKX(_NODES, 16, 32, 4, num_layers=2),
-        _graph,
-    ),
-    Entry(
-        "egnn-pytorch",
-        "EGNN",
-        lambda: _egnn.EGNN(dim=32, m_dim=16),
-        lambda: (features(8, 32), features(8, 3)),
-    ),
+    Entry("torch_geometric", "LINKX", lambda: _geometric.LINKX(_NODES, 16, 32, 4, num_layers=2), _graph),
+    Entry("egnn-pytorch", "EGNN", lambda: _egnn.EGNN(dim=32, m_dim=16), lambda: (features(8, 32), features(8, 3))),
     Entry(
         "egnn-pytorch",
         "EGNN_Network",

@@ -224,12 +224,7 @@ ENTRIES = (
         _sentences,
         lambda: ({"input_ids": tokens(), "attention_mask": mask().long()},),
     ),
-    Entry(
-        "pytorch-crf",
-        "LSTM-CRF",
-        _Tagger,
-        lambda: (tokens(), torch.randint(0, 5, (2, 16)), mask()),
-    ),
+    Entry("pytorch-crf", "LSTM-CRF", _Tagger, lambda: (tokens(), torch.randint(0, 5, (2, 16)), mask())),
     Entry("entmax", "attention pooling", _SparseClassifier, lambda: (features(), torch.tensor([1, 3]))),
     Entry(
         "pytorch-metric-learning",

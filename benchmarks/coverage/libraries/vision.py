@@ -77,12 +77,7 @@ ENTRIES = (
     Entry("vit-pytorch", "ViT", lambda: _vit.ViT(**_PATCHED, dropout=0.1), lambda: (image(),)),
     Entry("vit-pytorch", "SimpleViT", lambda: _vit.SimpleViT(**_PATCHED), lambda: (image(),)),
     Entry("vit-pytorch", "DeepViT", lambda: _of("deepvit", "DeepViT", **_PATCHED), lambda: (image(),)),
-    Entry(
-        "vit-pytorch",
-        "CaiT",
-        lambda: _of("cait", "CaiT", **_PATCHED, cls_depth=1),
-        lambda: (image(),),
-    ),
+    Entry("vit-pytorch", "CaiT", lambda: _of("cait", "CaiT", **_PATCHED, cls_depth=1), lambda: (image(),)),
     Entry(
         "vit-pytorch",
         "CCT",
@@ -104,12 +99,7 @@ ENTRIES = (
         ),
         lambda: (image(),),
     ),
-    Entry(
-        "vit-pytorch",
-        "PiT",
-        lambda: _of("pit", "PiT", **_PATCHED | {"depth": (1, 1)}),
-        lambda: (image(),),
-    ),
+    Entry("vit-pytorch", "PiT", lambda: _of("pit", "PiT", **_PATCHED | {"depth": (1, 1)}), lambda: (image(),)),
     Entry(
         "vit-pytorch",
         "CvT",
@@ -139,18 +129,8 @@ ENTRIES = (
         lambda: (image(), tokens()),
     ),
     Entry("byol-pytorch", "BYOL", _byol_model, lambda: (image(3, 32, 32),)),
-    Entry(
-        "lightly",
-        "SimCLR",
-        lambda: _projected(_heads.SimCLRProjectionHead(512, 64, 32)),
-        lambda: (image(),),
-    ),
-    Entry(
-        "lightly",
-        "DINO",
-        lambda: _projected(_heads.DINOProjectionHead(512, 64, 32, 128)),
-        lambda: (image(),),
-    ),
+    Entry("lightly", "SimCLR", lambda: _projected(_heads.SimCLRProjectionHead(512, 64, 32)), lambda: (image(),)),
+    Entry("lightly", "DINO", lambda: _projected(_heads.DINOProjectionHead(512, 64, 32, 128)), lambda: (image(),)),
     Entry("lightly", "ResNetGenerator", lambda: _simclr.ResNetGenerator("resnet-9"), lambda: (image(3, 32, 32),)),
     Entry(
         "kornia",

@@ -58,7 +58,7 @@ def examine(build: Callable[[], Ready], report: Callable[[Row], None] = lambda r
     row = trial.row
     checks: dict[str, str] = row["checks"]
     for name, (check, needs) in zip(CHECKS, _ORDER, strict=True):
-        if any(checks[each] != "passed" for each in needs):
+        if any(checks[need] != "passed" for need in needs):
             checks[name] = "not reached"
             continue
         row["at"] = name

@@ -30,7 +30,7 @@ def float_rewrite(trial: Trial) -> None:
 def _second(trial: Trial) -> Recording:
     """A second recording on the model's own modules and tensors, equal to the one that ``record`` would make."""
     model = trial.model
-    memo = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
+    memo = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
     train = copy.deepcopy(trial.recording.train, memo)
     return replace(trial.recording, train=train, eval=copy.deepcopy(trial.recording.eval, memo))
 
@@ -110,14 +110,14 @@ def sizes(trial: Trial) -> None:
 
     Sizes that the original refuses do not count.
     """
-    found: dict[str, str] = trial.row.setdefault("sizes", {})
+    outcomes: dict[str, str] = trial.row.setdefault("sizes", {})
     words: dict[str, str] = trial.row.setdefault("size_words", {})
     packed = trial.recording.batching is Batching.PACKED
     pair = Pair(trial.model, trial.plain, trial.snapshot, frozenset(trial.ready.kwargs))
     for variant in variants(trial.ready.args, trial.asked, packed=packed):
-        found[variant.label], why = worst(pair.at(variant, run) for run in (evaluate, outputs_in_training))
+        outcomes[variant.label], why = worst(pair.at(variant, run) for run in (evaluate, outputs_in_training))
         words.update({variant.label: why[:300]} if why else {})
-    failed = [label for label, outcome in found.items() if outcome in (ERROR, DIFFERENT)]
+    failed = [label for label, outcome in outcomes.items() if outcome in (ERROR, DIFFERENT)]
     if failed:
-        kind = DifferentError if DIFFERENT in found.values() else FailedError
-        raise kind("; ".join(f"{label}: {found[label]}: {words[label]}" for label in failed))
+        kind = DifferentError if DIFFERENT in outcomes.values() else FailedError
+        raise kind("; ".join(f"{label}: {outcomes[label]}: {words[label]}" for label in failed))
