@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from array import array
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -92,8 +94,8 @@ def copied(value: Any) -> Any:
         return _kind(value)(copied(part) for part in value)
     if isinstance(value, dict):
         return {key: copied(part) for key, part in value.items()}
-    if type(value) is np.ndarray:
-        return value.copy()
+    if type(value) in (np.ndarray, array, bytearray):
+        return copy.copy(value)
     return set(value) if isinstance(value, set) else value
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -16,12 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.circumstances.holders import holders, parts_of
-from fractrain_fx.capture.compare import same_tensor
+from fractrain_fx.capture.compare import copied, same, same_tensor
+from fractrain_fx.capture.sizes.standins import files_of
 from fractrain_fx.capture.surroundings import Surroundings
 from fractrain_fx.capture.trees import CONTAINERS
 
-__all__ = ["LEVELS", "Generators", "Snapshot", "in_mode", "preserved_random_state", "seeded", "set_level"]
+__all__ = ["LEVELS", "Generators", "Snapshot", "in_mode", "preserved_random_state", "seeded", "set_level", "switch"]
 
+
+_LARGE = 2**20  # bytes of an array; a larger one is data, which a forward does not write to
 
 LEVELS: Mapping[float, int] = {
     2.0**-20: 0x0C099132,
@@ -37,13 +41,13 @@ Each has the word of state that MT19937 tempers to it (Matsumoto and Nishimura 1
 
 
 class Generators:
-    """Python's and numpy's own generators, and those of their kinds among a model's attributes."""
+    """Python's and numpy's own generators, and those of their kinds that a model or the files of its code hold."""
 
     def __init__(self, model: nn.Module) -> None:
         kinds = (random.Random, np.random.Generator, np.random.RandomState)
-        values = [value for module in model.modules() for value in vars(module).values()]
-        self.held: tuple[Any, ...] = tuple({id(value): value for value in values if isinstance(value, kinds)}.values())
-        self.of_torch = tuple({id(value): value for value in values if isinstance(value, torch.Generator)}.values())
+        values = {id(value): value for value in _held_by(model)}.values()
+        self.held: tuple[Any, ...] = tuple(value for value in values if isinstance(value, kinds))
+        self.of_torch = tuple(value for value in values if isinstance(value, torch.Generator))
 
     def states(self) -> list[Any]:
         """The states of all generators, to compare."""
@@ -62,6 +66,18 @@ class Generators:
                 generator.bit_generator.state = state
             else:
                 (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+
+
+def _held_by(model: nn.Module) -> Iterator[Any]:
+    """What a model's modules and objects hold, in containers too, and the variables of the files of its code."""
+    for holder, _, _ in holders(model).values():
+        for value in list(vars(holder).values()):
+            for part in parts_of(value):
+                yield part
+                if callable(part) and not isinstance(part, (type, nn.Module)):  # such an object is not a holder
+                    yield from list(getattr(part, "__dict__", {}).values())
+    for file in files_of(model):
+        yield from list(vars(file).values())
 
 
 def _state(generator: Any) -> Any:
@@ -99,6 +115,10 @@ class Snapshot:
         self._attributes = [(holder, dict(vars(holder))) for holder, _, _ in holders(model).values()]
         parts = [part for _, saved in self._attributes for value in saved.values() for part in parts_of(value)]
         self._containers = [(part, part.copy()) for part in parts if isinstance(part, CONTAINERS)]
+        arrays = (
+            part for part in parts if isinstance(part, (np.ndarray, array, bytearray)) and _nbytes(part) <= _LARGE
+        )
+        self._arrays = [(part, copied(part)) for part in arrays]
         loose = (part for part in parts if isinstance(part, Tensor))
         self.tensors = {id(x): x for x in (*model.parameters(), *model.buffers(), *loose)}
         held = self.tensors.values() if held is None else held
@@ -131,6 +151,10 @@ class Snapshot:
             if (container or contents) and not _same_items(container, contents):
                 container.clear()
                 container.extend(contents) if isinstance(container, (list, deque)) else container.update(contents)
+        for part, before in self._arrays:
+            if not same(before, part):
+                view: Any = part
+                view[... if isinstance(part, np.ndarray) else slice(None)] = before
         for module in self.model.modules():
             self._forget_history(module)
         for parameter, before in self._hooks:
@@ -155,7 +179,7 @@ class Snapshot:
         """
         of_call = train is self.surroundings.mode
         if not (of_call and self.model.training is train):
-            self.model.train(train)
+            switch(self.model, training=train)
         if of_call:
             for holder, saved in self._attributes:
                 if isinstance(holder, nn.Module) and holder is not self.model:
@@ -170,6 +194,11 @@ class Snapshot:
                     x.copy_(before)
 
 
+def switch(model: nn.Module, *, training: bool) -> None:
+    """Switch a model as users do: a class may define ``eval`` and leave ``train`` as it is."""
+    model.train() if training else model.eval()
+
+
 @contextlib.contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Switch a model to a mode inside, unless it is in that mode; afterwards every part of it has its own again."""
@@ -177,11 +206,11 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
         yield
         return
     modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    switch(model, training=training)
     try:
         yield
     finally:
-        model.train(not training)
+        switch(model, training=not training)
         for module, mode in modes:
             module.training = mode
 
@@ -207,6 +236,10 @@ def seeded(seed: int = 3_141_592_653) -> Iterator[None]:
         np.random.seed(seed)
         torch.manual_seed(seed)
         yield
+
+
+def _nbytes(value: np.ndarray[Any, Any] | array[Any] | bytearray) -> int:
+    return value.nbytes if isinstance(value, np.ndarray) else len(memoryview(value).cast("B"))
 
 
 def _same_items(value: Any, contents: Any) -> bool:

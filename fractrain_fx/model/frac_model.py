@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture.state import in_mode
+from fractrain_fx.capture.state import in_mode, switch
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
@@ -73,7 +73,7 @@ class FracModel(Deployable):
             state.as_recorded.check_closely()
         self.__dict__["training"] = mode
         # The original may leave parts of itself in eval mode: frozen stages, batch norms of a detector.
-        state.original.train(mode)
+        switch(state.original, training=mode)
         state.variants.train(mode)
         if not mode:
             state.look_for_ranges()

@@ -348,6 +348,59 @@ def test_no_call_but_the_first_is_compared_if_so_asked(monkeypatch: pytest.Monke
         FracConfig(run=RunConfig(compare_every=-1))
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return -ctx.factor * gradient, None
+
+
+def reverse(x: Tensor, share: float) -> Tensor:
+    reversed_: Tensor = Reversed.apply(x, share)
+    return reversed_
+
+
+def cut(x: Tensor, share: float) -> Tensor:
+    return torch.cat([x[:, : int(share)].detach(), x[:, int(share) :]], 1)
+
+
+def hooked(x: Tensor, share: float) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * share)
+    return x
+
+
+class Gradients(nn.Module):
+    """Changes gradients, and no output, by a share of a size that recording does not see read."""
+
+    def __init__(self, change: Callable[[Tensor, float], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.change = nn.Linear(4, 4), nn.Linear(4, 4), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.change(self.first(x), 0.5 * x.shape[1]))
+
+
+@pytest.mark.parametrize("change", [cut, hooked, reverse])
+def test_gradients_are_compared_where_calls_decide_about_them(change: Callable[[Tensor, float], Tensor]) -> None:
+    net = Gradients(change)
+    reference, model = copy.deepcopy(net), rewritten(net, torch.randn(2, 8, 4), config=FLOAT, check=True)
+    seen: list[Tensor] = []
+    model.first.weight.register_hook(seen.append)
+    for length in (8, 12, 4):
+        x = torch.randn(2, length, 4)
+        for each in (reference, model):
+            each.zero_grad()
+            each.train()(x).square().sum().backward()
+        expected, actual = (each.get_parameter("first.weight").grad for each in (reference, model))
+        assert expected is not None and actual is not None and torch.allclose(expected, actual, rtol=1e-4)
+        assert length != 8 or len(seen) == 1  # the comparison runs no hooks
+
+
 @contextmanager
 def default_type() -> Any:
     torch.set_default_dtype(torch.float64)

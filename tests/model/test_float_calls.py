@@ -156,6 +156,20 @@ def test_a_hook_from_before_on_the_model_itself_is_told_of(kind: str) -> None:
         fractrainify(plain, config=FLOAT, example_inputs=(rows,))
 
 
+class Migrates(Net):
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+def test_the_models_own_way_to_load_is_told_of() -> None:
+    with pytest.warns(FracTrainWarning, match=r"own _load_from_state_dict is not run by the rewritten model"):
+        fractrainify(Migrates(), config=FLOAT, example_inputs=(ROWS,))
+    hooked = Net()
+    hooked.register_load_state_dict_post_hook(lambda *_: None)
+    with pytest.warns(FracTrainWarning, match=r"own _load_state_dict_post_hooks is not run"):
+        fractrainify(hooked, config=FLOAT, example_inputs=(ROWS,))
+
+
 def test_activation_checkpointing_from_before_is_on_again() -> None:
     plain: Any = original_of(gpt2())
     plain.gradient_checkpointing_enable()

@@ -48,6 +48,33 @@ def test_a_models_own_train_method_is_followed(wrapped: bool) -> None:
     assert all(torch.equal(x, model.get_buffer(name)) for name, x in reference.named_buffers())
 
 
+class Folds(nn.Module):
+    """Sets a buffer in ``eval``, and not in ``train``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones(()))
+
+    def eval(self) -> Self:
+        self.scale.fill_(3.0)
+        return super().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+def test_a_models_own_eval_method_is_followed() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    reference, model = pair(Folds(), x)
+    for each in (reference, model):
+        each.get_buffer("scale").fill_(1.0)
+    assert torch.equal(reference.train()(x), model.train()(x))
+    assert torch.equal(reference.eval()(x), model.eval()(x)) and float(model.get_buffer("scale")) == 3.0
+
+
 class Part(nn.Module):
     def __init__(self) -> None:
         super().__init__()

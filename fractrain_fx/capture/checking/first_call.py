@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Interpreter, Node
 
+from fractrain_fx.capture import targets
 from fractrain_fx.capture.asked import GRADIENTS, InputFact, ReadCircumstance, RequiresGrad
 from fractrain_fx.capture.checking.check import ROUNDING, find_mismatch, trial_of
 from fractrain_fx.capture.checking.outcome import outcome_of
@@ -46,11 +47,14 @@ class FloatGraph:
         graph: a copy of the graph; its nodes name modules and parameters of the recorded module.
         returns: module calls of the recorded run, with nodes of the copy.
         asks_for_gradients: whether what the graph computes depends on gradients.
+        decides_gradients: whether calls in it decide about gradients and not about outputs (cuts, hooks, functions with
+            a backward of their own).
     """
 
     graph: Graph
     returns: tuple[Return, ...]
     asks_for_gradients: bool
+    decides_gradients: bool
 
     @classmethod
     def of(cls, graph: Graph, returns: Sequence[Return], seen: Sequence[ReadCircumstance]) -> FloatGraph:
@@ -64,8 +68,10 @@ class FloatGraph:
         )
         read = [noted.circumstance for noted in seen]
         asks = GRADIENTS in read or any(isinstance(circumstance, (RequiresGrad, InputFact)) for circumstance in read)
-        hooks = any(getattr(node.target, "__name__", "") in HOOKS for node in graph.nodes)
-        return cls(copied, moved, asks or hooks)
+        named = {getattr(node.target, "__name__", node.target): node.target for node in graph.nodes}
+        own = any(getattr(target, "__module__", "") == targets.__name__ for target in named.values())
+        hooks = not HOOKS.isdisjoint(named)
+        return cls(copied, moved, asks or hooks, own or not {"detach", "getattr", "setattr"}.isdisjoint(named))
 
 
 def first_difference(
@@ -80,17 +86,19 @@ def first_difference(
     """The difference between model and graph on a call, with the module that it comes from; ``None`` if they agree.
 
     Both run once, from one seed and without gradients, unless what they compute depends on gradients. Outputs are
-    compared, and in training buffers. ``recorded`` has the modules and parameters that the graph ``plain`` names.
-    ``errors``: in which of them an error is a difference, if the other one runs.
+    compared, in training also buffers, and gradients if calls of the graph decide about them. ``recorded`` has the
+    modules and parameters that the graph ``plain`` names. ``errors``: in which of them an error is a difference, if the
+    other one runs.
     """
     around = Surroundings.present(training)
     graph = Interpreter(recorded, graph=plain.graph)
     graph.extra_traceback = False
-    with _apart(model, around, plain.asks_for_gradients):
+    backward = training and torch.is_grad_enabled() and plain.decides_gradients
+    with _apart(model, around, plain.asks_for_gradients or backward):
         written = (p for name, p in model.named_parameters() if name in recorded.meta[WRITTEN])
         snapshot = Snapshot(model, around, held=[*model.buffers(), *written])
         try:
-            trial = trial_of(snapshot, call, training, backward=False)
+            trial = trial_of(snapshot, call, training, backward=backward)
         except model_errors() as error:
             if errors == "none":
                 return None
@@ -114,6 +122,19 @@ def _rounding(model: nn.Module) -> float:
 
 
 @contextlib.contextmanager
+def _without_gradient_hooks(model: nn.Module) -> Iterator[None]:
+    """Run no hooks on gradients of parameters inside: code around the model may count with them."""
+    held = [(hooks, dict(hooks)) for p in model.parameters() if (hooks := p._backward_hooks)]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, entries in held:
+            hooks.update(entries)
+
+
+@contextlib.contextmanager
 def _apart(model: nn.Module, around: Surroundings, gradients: bool) -> Iterator[None]:
     """Run model and graph inside as in the call, without users' hooks, and without results that autocast would keep."""
     cached = torch.is_autocast_cache_enabled()
@@ -123,6 +144,7 @@ def _apart(model: nn.Module, around: Surroundings, gradients: bool) -> Iterator[
             torch.inference_mode(False),
             torch.set_grad_enabled(gradients),
             without_users_hooks(model),
+            _without_gradient_hooks(model),
             dropped_in_graph(model),
             around.applied(model),
         ):

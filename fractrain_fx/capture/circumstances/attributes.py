@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,8 @@ class Attributes:
 
         def read(holder: Any, name: str) -> Any:
             try:
+                if isinstance(getattr(type(holder), name, None), cached_property) and self._sees(holder, name):
+                    self._note_read(holder, name, vars(holder).get(name, ABSENT))
                 value = real(holder, name)
             except AttributeError:
                 if not hasattr(type(holder), "__getattr__") and self._sees(holder, name):

@@ -48,16 +48,18 @@ def foreign_draws(snapshot: Snapshot, example: Example, train: bool, one_nodes: 
 
 
 def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> list[Obstacle]:
-    """The lines that draw, found by comparing generators whenever a function returns."""
+    """The lines that draw, found by comparing generators whenever a function is called or returns."""
     paths = {id(module): path for path, module in snapshot.model.named_modules()}
     sites: dict[tuple[str, str], Obstacle] = {}
     state = generators.states()
 
     def event(frame: FrameType, kind: str, _: Any) -> None:
         nonlocal state
-        if kind not in ("return", "c_return") or (now := generators.states()) == state:
+        if (now := generators.states()) == state:
             return
         state = now
+        # Functions of numpy's compiled code send no event, so a call shows that its caller drew before.
+        frame = frame.f_back or frame if kind == "call" else frame
         at = next((outer for outer in outward(frame) if package_of(outer) not in _LIBRARIES), frame)
         line, module = f"{at.f_code.co_filename}:{at.f_lineno}", _module_of(at, paths)
         cause = (

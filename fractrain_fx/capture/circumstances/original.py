@@ -206,8 +206,8 @@ def _says_no_cache(place: AttributePath, before: Any, now: Any) -> bool:
 def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
     """The small containers in an attribute, each as something whose items can be compared by identity."""
     parts: list[Collection[Any]] = []
-    if isinstance(value, Mapping) and len(value) <= _SMALL:
-        parts = [value.keys(), value.values()]
+    if isinstance(value, Mapping) and isinstance(value.keys(), Sized):  # those of weak references have no length
+        parts = [value.keys(), value.values()] if len(value) <= _SMALL else []
     elif isinstance(value, (list, set, deque)) and len(value) <= _SMALL:
         parts = [value]
     yield from parts

@@ -104,9 +104,17 @@ class Outside:
         except model_errors():  # a second call that fails tells nothing about the first
             self._left += self._filled
             return []
-        differs = has_data(snapshot.model) and difference(*outputs) is not None
         self._left += _refilled(self._filled, *tensors)
+        differs, follows = False, True
+        if has_data(snapshot.model):
+            differs = difference(*outputs) is not None or not _same_after(snapshot, example, train)
+            follows = differs or _same_after(snapshot, example, train, trained=True)
         obstacles, self._notes = _carried(self._changed, first, second, differs)
+        if not follows or (differs and not obstacles):
+            self._notes.append(
+                f"forward keeps values of its first call in {listed(map(str, self._changed or self._filled))}, and the "
+                "rewritten model computes them at every call: its results differ once weights or inputs have changed"
+            )
         return obstacles
 
     def _set_from_outside(self) -> Iterator[Obstacle]:
@@ -194,6 +202,27 @@ def _carried(
         if not blamed
     ]
     return obstacles, notes
+
+
+def _same_after(snapshot: Snapshot, example: Example, train: bool, *, trained: bool = False) -> bool:
+    """Whether a call on other values gives the same after a call on the example, as it does with a table of sizes.
+
+    ``trained``: the weights change between the calls, and not the inputs.
+    """
+    model = snapshot.model
+    other = example if trained else example.with_other_values(moved=True)
+    outputs = []
+    for calls in ((other,), (example, other)) if other is not None else ():
+        with snapshot.preserved(), plain_paths(), torch.no_grad():
+            snapshot.set_mode(train)
+            for place, call in enumerate(calls, 1):
+                snapshot.restore_tensors()
+                for p in model.parameters() if trained and place == len(calls) else ():
+                    p.copy_(p / 2)
+                with seeded():
+                    output = call.run(model)
+        outputs.append(output)
+    return not outputs or difference(*outputs) is None
 
 
 def _refilled(filled: list[Access], first: list[list[Tensor]], second: list[list[Tensor]]) -> list[Access]:

@@ -128,15 +128,24 @@ class Example:
 
         return self.spec.example(*map_tensors((self.args, self.kwargs), renew))
 
-    def with_other_values(self) -> Example | None:
-        """The same call with floats of half the size and the other sign; ``None`` if it has none but 0, 1 and masks."""
-        floats = [x for x in tensors_in(self.tensors) if x.is_floating_point() and is_strided(x) and not x.is_meta]
+    def with_other_values(self, *, moved: bool = False) -> Example | None:
+        """The same call with floats of half the size and the other sign; ``None`` if it has none but 0, 1 and masks.
+
+        ``moved``: the values of all tensors change places, also those of tokens and masks.
+        """
+        tensors = [x for x in tensors_in(self.tensors) if is_strided(x) and not x.is_meta]
+        floats = [x for x in tensors if x.is_floating_point()]
         numbers = {id(x) for x in floats if not ((x == 0) | (x == 1) | x.isinf()).all()}
+        changed = {id(x) for x in tensors} if moved else numbers
 
         def change(x: Tensor) -> Tensor:
-            return (-0.5 * x.detach()).requires_grad_(x.requires_grad) if id(x) in numbers else x
+            if id(x) not in changed:
+                return x
+            other = -0.5 * x.detach() if id(x) in numbers else x.detach()
+            other = other.flatten().roll(1).reshape(x.shape) if moved else other
+            return other.requires_grad_(x.requires_grad)
 
-        return self.spec.example(*map_tensors((self.args, self.kwargs), change)) if numbers else None
+        return self.spec.example(*map_tensors((self.args, self.kwargs), change)) if changed else None
 
     def run(self, model: nn.Module) -> Any:
         """The output of a model for such copies."""

@@ -110,6 +110,7 @@ def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
         for name, real in (("manual_seed", real_seed), ("get_rng_state", real_get), ("set_rng_state", real_set)):
             places.append((owner, name, written(real)))
         places.append((owner, "seed", refused(recorder, torch.random.seed, "seeds torch by chance")))
+        places.append((owner, "initial_seed", refused(recorder, torch.random.initial_seed, "reads the seed of torch")))
     for owner in (random, np.random):
         places.append((owner, "seed", refused(recorder, owner.seed, f"seeds {owner.__name__}")))
     return places

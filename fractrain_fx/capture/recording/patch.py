@@ -113,7 +113,8 @@ class Calls:
         """Run a module and write it as one node; with ``maybe`` only if nothing inside it has to be seen."""
         recorder = self._recorder
         watched, mark = recorder.watch(args, kwargs), recorder.mark()
-        result = run()
+        with recorder.noting_errors(repr(path), args, kwargs) if not maybe else contextlib.nullcontext():
+            result = run()
         if maybe:
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]

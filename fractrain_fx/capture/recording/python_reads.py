@@ -110,8 +110,6 @@ class PythonReads:
                 if name in tied:
                     yield InputValues(name, index, value.detach().clone(), place, path)
 
-    # Sizes
-
     def shape(self, x: Tensor, read: Callable[..., Any] = torch.Tensor.size) -> torch.Size:
         """The shape (or the strides), with symbols if it may differ from call to call."""
         if self._writer.known(x) is not None and self._writer.depends(x, ValueSource.INPUT):
@@ -202,8 +200,6 @@ class PythonReads:
         node = self._writer.known(x)
         return plain(value) if node is None else Size(node, dim, READS[value.op])
 
-    # Values
-
     def values(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType
     ) -> Any:
@@ -237,8 +233,8 @@ class PythonReads:
                     continue
                 call = "indexing with a boolean mask" if masked else f"{name}()"
                 self._block(node, call, frame)
-            elif self.read_tied is None and writer.depends(x, ValueSource.TIED):
-                self.read_tied = writer.path, place_of(frame)
+            else:
+                self.block(x, name, frame)
         return result
 
     def notes(self) -> list[str]:
@@ -289,6 +285,8 @@ class PythonReads:
         """Note that Python code got something from a tensor through which its values can be read."""
         if self._writer.depends(x, ValueSource.DATA):
             self._block(self._writer.node_of(x), read, frame)
+        elif self.read_tied is None and self._writer.depends(x, ValueSource.TIED):
+            self.read_tied = self._writer.path, place_of(frame)
 
     def _block(self, node: Node, call: str, frame: FrameType) -> None:
         self._writer.obstacles.append(self._obstacle(node, call, frame))

@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.model_errors import is_out_of_memory
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
 from fractrain_fx.capture.recording.constants import Additions
@@ -103,6 +104,17 @@ class Recorder(TorchFunctionMode):
             raise
         finally:
             self.writer.stack = before
+
+    @contextlib.contextmanager
+    def noting_errors(self, name: str, args: Any, kwargs: Any) -> Iterator[None]:
+        """Note an error of a call: if the run goes on, code has caught it, and values may have decided that it came."""
+        frame = sys._getframe(2)
+        try:
+            yield
+        except (RuntimeError, IndexError, ValueError) as error:
+            for x in () if self.writer.paused or is_out_of_memory(error) else tensors_in((args, kwargs)):
+                self.reads.block(x, f"{name}, whose {type(error).__name__} it catches", outside_capture(frame))
+            raise
 
     def mark(self) -> Mark:
         """The present point of the recording."""
@@ -225,7 +237,8 @@ class Recorder(TorchFunctionMode):
         watched = self.watch(args, kwargs)
         if name in TYPE_READS:
             self.ambient.read_types(tensors_in((args, kwargs)))
-        result = self.reads.values(func, name, args, kwargs, sys._getframe(1))
+        with self.noting_errors(f"{name}()", args, kwargs):
+            result = self.reads.values(func, name, args, kwargs, sys._getframe(1))
         if (operator := targets.operator_name(func)) is not None:
             known = contractions_in_operator(operator, (args, kwargs))
             self.hidden.expect(f"the operator {operator}", operator.rpartition("::")[2], known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,23 @@ def test_the_next_call_tells_once_of_what_forward_reads(change: Callable[[Any], 
         warnings.simplefilter("error")
         model(ROWS)
         model.eval()
+
+
+class Named(nn.Linear):
+    """Looks itself up in a dictionary of weak references, whose keys have no length."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.scales = weakref.WeakKeyDictionary({self: 2.0})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scales[self]
+
+
+def test_a_dictionary_of_weak_references_may_be_read() -> None:
+    plain = nn.Sequential(Named(), nn.Linear(4, 4))
+    model = fractrainify(plain, config=FLOAT, example_inputs=(ROWS,))
+    assert (model(ROWS) == plain(ROWS)).all()
 
 
 def test_a_mode_switch_tells_of_changed_arrays() -> None:

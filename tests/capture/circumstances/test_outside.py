@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import copy
+import functools
 import random
 import warnings
 from collections import deque, namedtuple
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -318,6 +322,71 @@ def test_a_table_made_at_the_first_call_is_no_obstacle() -> None:
     assert read(recording) == {"tau", "warm", "p"}
 
 
+class KeepsTheFirst(Body):
+    """Keeps a mean or a mask of its first inputs, or its first weights."""
+
+    def __init__(self, kept: str) -> None:
+        super().__init__()
+        self.kept = kept
+        self.cache: dict[Any, Tensor] = {}
+
+    @functools.cached_property
+    def weights(self) -> Tensor:
+        return self.up.weight.detach().mean(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        makes: dict[str, Callable[[], Tensor]] = {
+            "mean": lambda: x.detach().mean(0),
+            "mask": lambda: (x.detach() > 0).float(),
+            "weights": lambda: self.up.weight.detach().mean(0),
+        }
+        if self.kept == "property":
+            return super().forward(x) - self.weights
+        if (self.kept, len(x)) not in self.cache:
+            self.cache[self.kept, len(x)] = makes[self.kept]()
+        kept = self.cache[self.kept, len(x)]
+        return super().forward(x - kept)
+
+
+@pytest.mark.parametrize("kept", ["mean", "mask"])
+def test_values_of_the_first_inputs_that_are_kept_keep_their_module_whole(kept: str) -> None:
+    model = Outer(KeepsTheFirst(kept))
+    reference = copy.deepcopy(model).eval()
+    recording = record(model, (X,))
+    assert "from call to call" in recording.leaves["part"]
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        assert torch.equal(recording.eval.eval()(x), reference(x))
+    with pytest.raises(CaptureError, match=r"changes cache from call to call"):
+        record(KeepsTheFirst(kept), (X,))
+
+
+@pytest.mark.parametrize("kept", ["weights", "property"])
+def test_weights_of_the_first_call_that_are_kept_are_worth_a_note(kept: str) -> None:
+    recording = record(KeepsTheFirst(kept), (X,))
+    assert recording.leaves == {}
+    assert any("keeps values of its first call" in note for note in recording.python.notes)
+
+
+class CountsInAnArray(Body):
+    def __init__(self, counts: Any) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counts[0] += 1
+        return super().forward(x) * (2.0 if self.counts[0] > 2 else 1.0)
+
+
+@pytest.mark.parametrize("counts", [array.array("i", [0]), bytearray(1), np.zeros(1)], ids=lambda x: type(x).__name__)
+def test_a_count_in_an_array_keeps_its_module_whole_and_recording_does_not_count(counts: Any) -> None:
+    model = Outer(CountsInAnArray(counts))
+    recording = record(model, (X,))
+    assert "from call to call" in recording.leaves["part"] and counts[0] == 0
+    recording.eval.eval()(X)
+    assert counts[0] == 1
+
+
 def test_a_tensor_left_in_an_attribute_for_the_training_loop_is_worth_a_note() -> None:
     (note,) = record(LeavesALoss(), (X,)).python.notes
     assert "balance" in note and "return them" in note
@@ -355,6 +424,58 @@ def test_draws_outside_torch_keep_their_module_whole_whatever_was_drawn(kind: ty
     assert len({tuple(recording.train(X).flatten().tolist()) for _ in range(20)}) > 1
     with pytest.raises(CaptureError, match=r"random numbers of Python or numpy \(.*test_outside\.py:\d+\)"):
         record(kind(), (X,))
+
+
+class Chance:
+    def __init__(self) -> None:
+        self.generator = random.Random(0)
+
+    def __call__(self) -> float:
+        return self.generator.random()
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+class SeldomSkips(Body):
+    """Skips its layers at one of ten calls, by a generator that lies elsewhere than in an attribute."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place, self.chance, self.generators = place, Chance(), [random.Random(0)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        draws: dict[str, Callable[[], float]] = {"file": GENERATOR.random, "list": self.generators[0].random}
+        drawn = draws.get(self.place, self.chance)()
+        return x if drawn < 0.1 else super().forward(x)
+
+
+@pytest.mark.parametrize("place", ["file", "list", "object"])
+def test_generators_are_found_in_files_containers_and_objects(place: str) -> None:
+    assert "random numbers" in record(Outer(SeldomSkips(place)), (X,)).leaves["part"]
+
+
+class SkipsByNumpy(Body):
+    """Draws in compiled code of numpy, whose return Python does not show, and then reads a layer or calls a method."""
+
+    def __init__(self, method: bool) -> None:
+        super().__init__()
+        self.method = method
+
+    def head(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = np.random.rand()
+        y = self.head(x) if self.method else self.down(self.up(x))
+        return x if drawn < 0.1 else y
+
+
+@pytest.mark.parametrize("method", [True, False])
+def test_draws_of_numpy_are_the_forwards_that_made_them(method: bool) -> None:
+    assert "test_outside.py:" in record(Outer(SkipsByNumpy(method)), (X,)).leaves["part"]
+    with pytest.raises(CaptureError, match=r"random numbers of Python or numpy \(.*test_outside\.py:\d+\)"):
+        record(SkipsByNumpy(method), (X,))
 
 
 def test_a_method_that_draws_is_one_call_made_again_at_every_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 import zlib
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import get_testing_overrides, resolve_name
 
+from fractrain_fx import FracConfig
 from fractrain_fx.capture import record
 from fractrain_fx.errors import CaptureError, InputError
 from tests.build import rewritten
@@ -214,3 +216,41 @@ def test_a_function_that_reads_values_and_returns_nothing_is_called_and_must_go_
     assert LOGGED == [0, 0, 0]
     with pytest.raises(InputError, match="returned None"):
         model(torch.ones(3, 4))
+
+
+class Retries(nn.Module):
+    """Takes another way if a call of torch, or a layer, raises an error for the values that it gets."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.table, self.layer, self.call = nn.Embedding(4, 4), nn.Linear(4, 4), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            y = self.table(x.long()) if self.call == "a layer" else torch.linalg.cholesky(x)
+        except (RuntimeError, IndexError):
+            y = x - 1
+        return self.layer(y)
+
+
+@pytest.mark.parametrize("call", ["a call of torch", "a layer"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_caught_error_keeps_its_module_whole(call: str, fails: bool) -> None:
+    good, bad = torch.eye(4), 5 * torch.ones(4, 4) - torch.eye(4)
+    examples = (bad, good) if fails else (good, bad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: Any = rewritten(
+            nn.Sequential(nn.Identity(), Retries(call), nn.Linear(4, 4)), examples[0], config=FracConfig(method="float")
+        )
+    original = copy.deepcopy(model.restore())
+    if fails:
+        assert "it catches" in model.leaves["1"]
+        for x in (*examples, *examples):
+            assert torch.equal(model(x), original(x))
+        with pytest.raises(CaptureError, match=r"Error it catches\), at .*test_value_reads\.py:\d+"):
+            record(Retries(call), (bad,))
+    else:  # the graph lacks the other way
+        assert torch.equal(model(good), original(good))
+        with pytest.raises((RuntimeError, IndexError, InputError)):
+            model(bad)

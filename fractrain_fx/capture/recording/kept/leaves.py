@@ -15,6 +15,7 @@ from torch.fx import Node
 from torch.nn.modules import activation, batchnorm, dropout, instancenorm, normalization, pooling
 
 from fractrain_fx.capture.recording.writer import nodes_after
+from fractrain_fx.capture.source import listed
 from fractrain_fx.capture.targets import ADDS
 
 __all__ = ["Depth", "adds_inputs", "depth_of", "hooks_left_out", "opaque_reason", "without_users_hooks"]
@@ -23,6 +24,17 @@ _NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm)
 _NORM_MODULES = (normalization.__name__, batchnorm.__name__, instancenorm.__name__)
 _LEAF_MODULES = (activation.__name__, dropout.__name__, pooling.__name__, *_NORM_MODULES)
 _LEAF_TYPES = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase, nn.PReLU)
+
+
+# Methods and hooks of a model itself that its rewritten form, a module of another class, does not have.
+_OVERRIDDEN = (
+    *("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"),
+    *("get_extra_state", "set_extra_state", "zero_grad", "requires_grad_"),
+)
+_STATE_HOOKS = (
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"),
+    *("_load_state_dict_post_hooks",),
+)
 
 
 class Depth(Enum):
@@ -85,10 +97,17 @@ def hooks_left_out(model: nn.Module) -> list[str]:
         "anything else",
         "backward": ": register it on the rewritten model",
     }
-    return [
+    notes = [
         f"the {kind} hook {_name(hooks[key])} of the model itself is not called any more{words[kind]}"
         for kind, hooks, key in _users_hooks(model)
     ]
+    own = [name for name in _OVERRIDDEN if getattr(type(model), name) is not getattr(nn.Module, name)]
+    if own := own + [name for name in _STATE_HOOKS if getattr(model, name)]:
+        notes.append(
+            f"the model's own {listed(own)} is not run by the rewritten model, which saves, loads, freezes and clears "
+            "in the way of torch: call it on the model that was rewritten, whose parameters are the same"
+        )
+    return notes
 
 
 def _users_hooks(module: nn.Module) -> list[tuple[str, dict[int, Any], int]]:
