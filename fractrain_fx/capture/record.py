@@ -198,7 +198,8 @@ def record(
     graphs, runs, mode = accepted.attempt.graphs, accepted.attempt.runs, model.training
     python, typed = PythonState.joined(run.python for run in runs.values()), runs[True].typed | runs[False].typed
     shared = graphs[True] is graphs[False]
-    plain = {mode: FloatGraph.of(run.graph, run.returns, run.seen) for mode, run in runs.items() if mode or not shared}
+    modes = [mode for mode in runs if mode or not shared]
+    plain = {mode: FloatGraph.of(runs[mode].graph, runs[mode].returns, runs[mode].seen, model) for mode in modes}
     recorded = Recording(
         train=graphs[True],
         eval=graphs[False],

@@ -227,6 +227,22 @@ def test_a_comparison_leaves_no_trace(method: Method) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ended, strict=True))
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_of_the_model_itself_are_in_the_graph_and_so_in_the_comparison(before: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    if before:
+        net.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    else:
+        net.register_forward_hook(lambda module, args, output: 2 * output)
+    model = fractrainify(copy.deepcopy(net), config=FLOAT, example_inputs=(torch.randn(2, 4),))
+    for samples in (2, 3, 5):
+        x = torch.randn(samples, 4)
+        assert torch.equal(model(x), net(x))
+    model.restore().register_forward_hook(lambda *_: torch.zeros(()))  # which the graph does not have
+    for _ in range(8):
+        assert torch.equal(model(x), net(x))
+
+
 SWITCHES: list[bool] = []
 
 
@@ -283,7 +299,13 @@ def test_images_of_one_size_are_compared_once_for_each_mode_and_then_less_and_le
     real = Recording.difference
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recording, "difference", lambda *args: (compared.append(call), real(*args))[1])
+        call = 0
+
+        def difference(*args: Any) -> Any:
+            compared.append(call)
+            return real(*args)
+
+        patch.setattr(Recording, "difference", difference)
         for call in range(1, 102):
             model.train(call % 10 < 5)(torch.randn(4, 8, 4))
     assert compared == [1, 5, 8, 16, 32, 50, 100]

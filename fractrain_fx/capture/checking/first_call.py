@@ -49,16 +49,20 @@ class FloatGraph:
         asks_for_gradients: whether what the graph computes depends on gradients.
         decides_gradients: whether calls in it decide about gradients and not about outputs (cuts, hooks, functions with
             a backward of their own).
+        hooks: keys of the forward hooks of the model itself, whose operations are in the graph.
     """
 
     graph: Graph
     returns: tuple[Return, ...]
     asks_for_gradients: bool
     decides_gradients: bool
+    hooks: frozenset[int]
 
     @classmethod
-    def of(cls, graph: Graph, returns: Sequence[Return], seen: Sequence[ReadCircumstance]) -> FloatGraph:
-        """A copy of a graph."""
+    def of(
+        cls, graph: Graph, returns: Sequence[Return], seen: Sequence[ReadCircumstance], model: nn.Module
+    ) -> FloatGraph:
+        """A copy of the graph of a model."""
         nodes: dict[Node, Node] = {}
         copied = Graph()
         copied.output(copied.graph_copy(graph, nodes))
@@ -71,7 +75,8 @@ class FloatGraph:
         named = {getattr(node.target, "__name__", node.target): node.target for node in graph.nodes}
         own = any(getattr(target, "__module__", "") == targets.__name__ for target in named.values())
         hooks = not HOOKS.isdisjoint(named)
-        return cls(copied, moved, asks or hooks, own or not {"detach", "getattr", "setattr"}.isdisjoint(named))
+        decides = own or not {"detach", "getattr", "setattr"}.isdisjoint(named)
+        return cls(copied, moved, asks or hooks, decides, frozenset((*model._forward_pre_hooks, *model._forward_hooks)))
 
 
 def first_difference(
@@ -94,7 +99,7 @@ def first_difference(
     graph = Interpreter(recorded, graph=plain.graph)
     graph.extra_traceback = False
     backward = training and torch.is_grad_enabled() and plain.decides_gradients
-    with _apart(model, around, plain.asks_for_gradients or backward):
+    with _apart(model, around, plain.hooks, plain.asks_for_gradients or backward):
         written = (p for name, p in model.named_parameters() if name in recorded.meta[WRITTEN])
         snapshot = Snapshot(model, around, held=[*model.buffers(), *written])
         try:
@@ -135,15 +140,15 @@ def _without_gradient_hooks(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _apart(model: nn.Module, around: Surroundings, gradients: bool) -> Iterator[None]:
-    """Run model and graph inside as in the call, without users' hooks, and without results that autocast would keep."""
+def _apart(model: nn.Module, around: Surroundings, hooks: frozenset[int], gradients: bool) -> Iterator[None]:
+    """Run model and graph inside as in the call, without other users' hooks, and without what autocast would keep."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
         with (
             torch.inference_mode(False),
             torch.set_grad_enabled(gradients),
-            without_users_hooks(model),
+            without_users_hooks(model, hooks),
             _without_gradient_hooks(model),
             dropped_in_graph(model),
             around.applied(model),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -123,9 +123,14 @@ def _users_hooks(module: nn.Module) -> list[tuple[str, dict[int, Any], int]]:
 
 
 @contextlib.contextmanager
-def without_users_hooks(model: nn.Module) -> Iterator[None]:
-    """Hide hooks that are not part of the modules' computation, inside."""
-    entries = [(hooks, key) for module in model.modules() for _, hooks, key in _users_hooks(module)]
+def without_users_hooks(model: nn.Module, kept: Container[int] = ()) -> Iterator[None]:
+    """Hide hooks that are no part of the modules' computation, inside; those of the model itself in ``kept`` stay."""
+    entries = [
+        (hooks, key)
+        for module in model.modules()
+        for _, hooks, key in _users_hooks(module)
+        if module is not model or key not in kept
+    ]
     before = [(hooks, dict(hooks)) for hooks, _ in entries]
     for hooks, key in entries:
         del hooks[key]
