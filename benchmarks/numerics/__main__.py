@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch.nn import functional as F
 
 from benchmarks.numerics.training import learn
 from benchmarks.numerics.truth import factor_changes, gradient_changes, spearman
@@ -54,13 +56,14 @@ def agreement(name: str, seed: int, steps: int, batches: int, others: int, folde
     values = SUBJECTS[name]
     settings = RunSettings.from_dict({**values, "data_dir": folder, "seed": seed, "method": "float"})
     built = build(settings)
-    criterion = Objective.of(built.data).criterion
+    objective = Objective.of(built.data)
+    criterion = objective.criterion
     loader = make_loader(built.data, Share(settings.train.batch_size, seed, torch.device("cpu")))
     held = [*by_name(loader.train(0, steps + batches + max(others, 2)), built.input_name)]
     learn(built.model, _optimizer(built.model, values), held[:steps], criterion)
     measured, unseen = held[steps : steps + batches], held[steps + batches :]
     sensitivities = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
-    copied = FloatCopy(built.model, measured[0], criterion, None)
+    copied = FloatCopy(built.model, measured[0], partial(_loss_in_double, objective), None)
     keys = [(op.name, bits) for op in sensitivities.measured for bits in WIDTHS]
     ranks: dict[str, float] = {}
     for operand in ("x", "w"):
@@ -71,6 +74,11 @@ def agreement(name: str, seed: int, steps: int, batches: int, others: int, folde
     after = gradient_changes(copied, WIDTHS, unseen[0], unseen[1:2], rate=values["lr"])
     noise = [sensitivities.of(op, "g", bits).noise or 0.0 for op, bits in keys]
     return Agreement(g=spearman(noise, [after[key] for key in keys]), **ranks)
+
+
+def _loss_in_double(objective: Objective, output: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy in double precision: at six bits an op changes it by less than a float's last place."""
+    return F.cross_entropy(objective.logits(output).flatten(0, -2).double(), targets.flatten())
 
 
 def _optimizer(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:

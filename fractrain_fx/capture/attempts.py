@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from torch import nn
 from torch.fx import Graph
 
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
@@ -29,7 +30,7 @@ from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle, UnrepresentableError
 from fractrain_fx.capture.sizes.guards import holds_sizes
-from fractrain_fx.capture.source import in_words
+from fractrain_fx.capture.source import in_words, listed
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
@@ -228,6 +229,10 @@ def _run(
     circumstances = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
     if line := snapshot.surroundings.left_off:
         notes.append(f"forward leaves gradients switched off for the code after it ({line}), which a graph does not do")
+    if tags := {name for x in tensors_in(output) for name in vars(x) if not isinstance(x, nn.Parameter)}:
+        notes.append(
+            f"forward sets {listed(sorted(tags))} on a tensor that it returns, which the rewritten model does not"
+        )
     python = outside.state(writer.graph, notes)
     held = Guards(guards, writer.graph, values), python, circumstances, recorder.ambient.typed_inputs()
     if not spoofed:

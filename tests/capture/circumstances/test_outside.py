@@ -697,3 +697,34 @@ def test_a_function_that_draws_an_array_is_one_call_if_torch_takes_the_array() -
         assert torch.equal(recording.eval(x), expected)
     whole = nn.Sequential(ShiftsNoise())
     assert list(record(whole, (X,)).leaves) == ["0"]
+
+
+class MakesGenerator(nn.Linear):
+    """Adds noise of a generator that each call makes."""
+
+    def __init__(self, *seed: int) -> None:
+        super().__init__(4, 4)
+        self.seed = seed
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = np.random.default_rng(*self.seed).standard_normal(4, dtype=np.float32)
+        return super().forward(x) + torch.from_numpy(noise)
+
+
+def test_a_generator_that_a_call_makes_needs_a_seed() -> None:
+    model = MakesGenerator(3)
+    assert torch.equal(record(model, (X,)).train(X), model(X))
+    with pytest.raises(CaptureError, match="makes a generator without a seed"):
+        record(MakesGenerator(), (X,))
+
+
+class Tags(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Any = super().forward(x)
+        y.scale = 3.0
+        return y
+
+
+def test_attributes_of_a_returned_tensor_are_told_of() -> None:
+    [note] = record(Tags(4, 4), (X,)).python.notes
+    assert "sets scale on a tensor that it returns" in note
