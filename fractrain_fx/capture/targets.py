@@ -38,6 +38,9 @@ __all__ = [
 Target = tuple[str, Any]
 """``op`` of a node ("call_function" or "call_method") and its ``target``."""
 
+OWN_BACKWARD = "has_own_backward"
+"""The attribute of a node's function that is an ``autograd.Function``."""
+
 _CONVOLUTIONS = frozenset(f"{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3))
 
 CONTRACTIONS = frozenset(
@@ -162,13 +165,18 @@ def resolve(
     return ("call_method", name), args
 
 
-def function_node(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A plain function that makes ``call``, with a name that generated code can use."""
+def function_node(call: Callable[..., Any], name: str, *, own_backward: bool = False) -> Callable[..., Any]:
+    """A plain function that makes ``call``, with a name that generated code can use.
+
+    ``own_backward``: whether it is an ``autograd.Function``, whose gradient is not that of its forward.
+    """
 
     def target(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
     target.__name__ = target.__qualname__ = name
+    if own_backward:
+        setattr(target, OWN_BACKWARD, True)
     return target
 
 

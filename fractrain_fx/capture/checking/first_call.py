@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.fx import Graph, Interpreter, Node
 
-from fractrain_fx.capture import targets
 from fractrain_fx.capture.asked import GRADIENTS, InputFact, ReadCircumstance, RequiresGrad
 from fractrain_fx.capture.checking.check import ROUNDING, find_mismatch, trial_of
 from fractrain_fx.capture.checking.outcome import outcome_of
@@ -31,10 +30,12 @@ from fractrain_fx.capture.recording.writer import Return
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.surroundings import Surroundings
+from fractrain_fx.capture.targets import OWN_BACKWARD
 
 __all__ = ["Errors", "FloatGraph", "first_difference"]
 
 _HALF_ROUNDING = 0.05
+_GRADIENT_ATTRIBUTES = ("data", "requires_grad")
 
 Errors = Literal["both", "model", "none"]
 
@@ -72,11 +73,20 @@ class FloatGraph:
         )
         read = [noted.circumstance for noted in seen]
         asks = GRADIENTS in read or any(isinstance(circumstance, (RequiresGrad, InputFact)) for circumstance in read)
-        named = {getattr(node.target, "__name__", node.target): node.target for node in graph.nodes}
-        own = any(getattr(target, "__module__", "") == targets.__name__ for target in named.values())
-        hooks = not HOOKS.isdisjoint(named)
-        decides = own or not {"detach", "getattr", "setattr"}.isdisjoint(named)
+        hooks = any(_name(node) in HOOKS for node in graph.nodes)
+        decides = hooks or any(map(_decides_gradients, graph.nodes))
         return cls(copied, moved, asks or hooks, decides, frozenset((*model._forward_pre_hooks, *model._forward_hooks)))
+
+
+def _name(node: Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _decides_gradients(node: Node) -> bool:
+    """Whether a node cuts gradients or has a backward of its own, so that outputs do not tell what gradients are."""
+    if _name(node) in ("getattr", "setattr"):
+        return node.args[1] in _GRADIENT_ATTRIBUTES
+    return _name(node) == "detach" or getattr(node.target, OWN_BACKWARD, False)
 
 
 def first_difference(

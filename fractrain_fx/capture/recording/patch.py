@@ -157,7 +157,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         with recorder.pause(), recorder.hidden.counted(f"the autograd Function {name}", name, backward):
             result = real(*plain(args), **plain(dict(kwargs)))
             try:
-                target = targets.function_node(real, name)
+                target = targets.function_node(real, name, own_backward=True)
                 return recorder.write("call_function", target, args, kwargs, result, watched)
             except UnrepresentableError:
                 return write_closed(recorder, name, real, args, kwargs, result, watched)
