@@ -206,9 +206,10 @@ def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[Pa
         cause = error.__cause__
         if cause is None:
             raise
+        parts = f" Parts that stay one node may be the cause: {_told(recording)}." if recording.leaves else ""
         raise PassError(
             f"{error}: {type(cause).__name__}: {cause}. The recorded graph runs on the example inputs, but a pass "
-            "also runs it with more samples and with other values. Try example inputs of several samples that "
+            f"also runs it with more samples and with other values.{parts} Try example inputs of several samples that "
             "differ; if that does not help, please report the model"
         ) from cause
     for node in placeholders:

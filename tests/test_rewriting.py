@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, fractrainify
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.errors import ConfigError, PassError
 from fractrain_fx.passes import default_passes
 from fractrain_fx.rewriting import record_model, rewrite
 from tests.models import build
@@ -19,6 +19,24 @@ from tests.models import build
 
 def small() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+class Keeps(nn.Linear):
+    """Returns the mean over the outputs of all calls."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.append(super().forward(x))
+        return torch.stack(self.kept).mean(0)
+
+
+def test_a_pass_that_fails_names_the_parts_that_stay_one_node() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), Keeps(4), nn.Linear(4, 4))
+    with pytest.raises(PassError, match=r"'1' \(its forward changes 1.kept from call to call .*test_rewriting"):
+        fractrainify(net, config=FracConfig(method="static"), example_inputs=(torch.randn(2, 4),))
 
 
 def test_a_model_is_made_from_the_rewritten_recording_alone() -> None:
