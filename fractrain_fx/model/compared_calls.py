@@ -117,7 +117,7 @@ class ComparedCalls:
 
 
 def _is_early(number: int, every: int) -> bool:
-    """Whether a call is one of 8, 16, 32, ... below ``every``: a short run has no call of that number."""
+    """Whether a call is one of 8, 16, 32, ... below ``every``, which short runs reach too."""
     return _FIRST <= number < every and number & (number - 1) == 0
 
 

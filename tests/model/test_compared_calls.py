@@ -328,8 +328,8 @@ SCALES = Scales()
 HERE = __name__
 
 # What recording does not see change: a function that reads it, and a change.
-CHANGES: dict[str, tuple[Callable[[Reader, Tensor], Any], Callable[[pytest.MonkeyPatch], None]]] = {
-    "a context variable": (lambda net, x: SCALE.get(), lambda patch: patch.setattr(f"{HERE}.SCALE", other_variable())),
+CHANGES: dict[str, tuple[Callable[[Reader, Tensor], Any], Callable[[pytest.MonkeyPatch], object]]] = {
+    "a context variable": (lambda net, x: SCALE.get(), lambda patch: SCALE.set(SCALE.get() + 2)),
     "the environment": (lambda net, x: float(os.environ.get("SCALE", 1)), lambda patch: patch.setenv("SCALE", "3")),
     "a function": (lambda net, x: scale(), lambda patch: patch.setattr(f"{HERE}.scale", lambda: 3.0)),
     "a method": (lambda net, x: SCALES.read(), lambda patch: patch.setattr(Scales, "read", lambda self: 3.0)),
@@ -337,10 +337,6 @@ CHANGES: dict[str, tuple[Callable[[Reader, Tensor], Any], Callable[[pytest.Monke
     "the clock": (lambda net, x: 1.0 + (time.time() < 9), lambda patch: patch.setattr(time, "time", lambda: 1.0)),
     "a tensor": (lambda net, x: TABLE, lambda patch: patch.setattr(f"{HERE}.TABLE", torch.full((4,), 3.0))),
 }
-
-
-def other_variable() -> contextvars.ContextVar[float]:
-    return contextvars.ContextVar("SCALE", default=3.0)
 
 
 @pytest.mark.parametrize("training", [True, False])

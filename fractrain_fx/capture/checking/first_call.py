@@ -1,4 +1,4 @@
-"""Compare a recorded graph with its model on one call, and leave no trace: the first call of its sizes and settings.
+"""Compare a recorded graph with its model on one call, and leave no trace.
 
 Guards and circumstances follow from what recording sees a model read. This finds what it does not see: sizes that are
 read as text or by C code, settings that are asked for in a way that nobody thought of.
@@ -137,19 +137,6 @@ def _rounding(model: nn.Module) -> float:
 
 
 @contextlib.contextmanager
-def _without_gradient_hooks(model: nn.Module) -> Iterator[None]:
-    """Run no hooks on gradients of parameters inside: code around the model may count with them."""
-    held = [(hooks, dict(hooks)) for p in model.parameters() if (hooks := p._backward_hooks)]
-    for hooks, _ in held:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, entries in held:
-            hooks.update(entries)
-
-
-@contextlib.contextmanager
 def _apart(model: nn.Module, around: Surroundings, hooks: frozenset[int], gradients: bool) -> Iterator[None]:
     """Run model and graph inside as in the call, without other users' hooks, and without what autocast would keep."""
     cached = torch.is_autocast_cache_enabled()
@@ -159,7 +146,6 @@ def _apart(model: nn.Module, around: Surroundings, hooks: frozenset[int], gradie
             torch.inference_mode(False),
             torch.set_grad_enabled(gradients),
             without_users_hooks(model, hooks),
-            _without_gradient_hooks(model),
             dropped_in_graph(model),
             around.applied(model),
         ):

@@ -206,8 +206,9 @@ def _says_no_cache(place: AttributePath, before: Any, now: Any) -> bool:
 def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
     """The small containers in an attribute, each as something whose items can be compared by identity."""
     parts: list[Collection[Any]] = []
-    if isinstance(value, Mapping) and isinstance(value.keys(), Sized):  # those of weak references have no length
-        parts = [value.keys(), value.values()] if len(value) <= _SMALL else []
+    # Keys that are weak references have no length.
+    if isinstance(value, Mapping) and len(value) <= _SMALL and isinstance(value.keys(), Sized):
+        parts = [value.keys(), value.values()]
     elif isinstance(value, (list, set, deque)) and len(value) <= _SMALL:
         parts = [value]
     yield from parts

@@ -111,11 +111,9 @@ def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
             places.append((owner, name, written(real)))
         places.append((owner, "seed", refused(recorder, torch.random.seed, "seeds torch by chance")))
         places.append((owner, "initial_seed", refused(recorder, torch.random.initial_seed, "reads the seed of torch")))
-    makes, real_rng = (
-        refused(recorder, np.random.default_rng, "makes a generator without a seed"),
-        np.random.default_rng,
-    )
-    places.append((np.random, "default_rng", lambda seed=None: makes() if seed is None else real_rng(seed)))
+    with_seed = np.random.default_rng
+    without = refused(recorder, with_seed, "makes a generator without a seed")
+    places.append((np.random, "default_rng", lambda seed=None: without() if seed is None else with_seed(seed)))
     for owner in (random, np.random):
         places.append((owner, "seed", refused(recorder, owner.seed, f"seeds {owner.__name__}")))
     return places

@@ -20,7 +20,7 @@ from fractrain_fx.capture.recording.hooks import hook_places
 from fractrain_fx.capture.recording.kept.callees import Callee, Method, only_constants, own_containers, placed
 from fractrain_fx.capture.recording.kept.hidden import MODULE, contractions_in_backward
 from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth_of
-from fractrain_fx.capture.recording.recorder import Recorder
+from fractrain_fx.capture.recording.recorder import CAUGHT, Recorder
 from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.replaced import Replacement, replaced
 from fractrain_fx.capture.sizes.standins import standins
@@ -113,8 +113,12 @@ class Calls:
         """Run a module and write it as one node; with ``maybe`` only if nothing inside it has to be seen."""
         recorder = self._recorder
         watched, mark = recorder.watch(args, kwargs), recorder.mark()
-        with recorder.noting_errors(repr(path), args, kwargs) if not maybe else contextlib.nullcontext():
+        try:
             result = run()
+        except CAUGHT as error:
+            if not maybe:
+                recorder.note_error(error, repr(path), args, kwargs)
+            raise
         if maybe:
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]

@@ -32,7 +32,10 @@ from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import by_capture, by_library, outside_capture, outward
 from fractrain_fx.capture.trees import holds_tensor, tensors_in
 
-__all__ = ["Recorder"]
+__all__ = ["CAUGHT", "Recorder"]
+
+CAUGHT = (RuntimeError, IndexError, ValueError)
+"""Errors of calls that a model's code may catch to go another way."""
 
 
 class Mark(NamedTuple):
@@ -105,16 +108,11 @@ class Recorder(TorchFunctionMode):
         finally:
             self.writer.stack = before
 
-    @contextlib.contextmanager
-    def noting_errors(self, name: str, args: Any, kwargs: Any) -> Iterator[None]:
+    def note_error(self, error: Exception, name: str, args: Any, kwargs: Any) -> None:
         """Note an error of a call: if the run goes on, code has caught it, and values may have decided that it came."""
-        frame = sys._getframe(2)
-        try:
-            yield
-        except (RuntimeError, IndexError, ValueError) as error:
-            for x in () if self.writer.paused or is_out_of_memory(error) else tensors_in((args, kwargs)):
-                self.reads.block(x, f"{name}, whose {type(error).__name__} it catches", outside_capture(frame))
-            raise
+        frame = outside_capture(sys._getframe(1))
+        for x in () if self.writer.paused or is_out_of_memory(error) else tensors_in((args, kwargs)):
+            self.reads.block(x, f"{name}, whose {type(error).__name__} it catches", frame)
 
     def mark(self) -> Mark:
         """The present point of the recording."""
@@ -237,8 +235,11 @@ class Recorder(TorchFunctionMode):
         watched = self.watch(args, kwargs)
         if name in TYPE_READS:
             self.ambient.read_types(tensors_in((args, kwargs)))
-        with self.noting_errors(f"{name}()", args, kwargs):
+        try:
             result = self.reads.values(func, name, args, kwargs, sys._getframe(1))
+        except CAUGHT as error:
+            self.note_error(error, f"{name}()", args, kwargs)
+            raise
         if (operator := targets.operator_name(func)) is not None:
             known = contractions_in_operator(operator, (args, kwargs))
             self.hidden.expect(f"the operator {operator}", operator.rpartition("::")[2], known)

@@ -27,14 +27,10 @@ _LEAF_TYPES = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase, nn.PRe
 
 
 # Methods and hooks of a model itself that its rewritten form, a module of another class, does not have.
-_OVERRIDDEN = (
-    *("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"),
-    *("get_extra_state", "set_extra_state", "zero_grad", "requires_grad_"),
-)
-_STATE_HOOKS = (
-    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"),
-    *("_load_state_dict_post_hooks",),
-)
+_SAVES_OR_LOADS = ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict")
+_OVERRIDDEN = (*_SAVES_OR_LOADS, "get_extra_state", "set_extra_state", "zero_grad", "requires_grad_")
+_LOAD_HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+_STATE_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", *_LOAD_HOOKS)
 
 
 class Depth(Enum):
@@ -124,13 +120,17 @@ def _users_hooks(module: nn.Module) -> list[tuple[str, dict[int, Any], int]]:
 
 @contextlib.contextmanager
 def without_users_hooks(model: nn.Module, kept: Container[int] = ()) -> Iterator[None]:
-    """Hide hooks that are no part of the modules' computation, inside; those of the model itself in ``kept`` stay."""
+    """Run no hooks inside that are not part of the modules' computation; the model's own in ``kept`` run.
+
+    Hooks on gradients of parameters do not run either: code around the model may count with them.
+    """
     entries = [
         (hooks, key)
         for module in model.modules()
         for _, hooks, key in _users_hooks(module)
         if module is not model or key not in kept
     ]
+    entries += [(hooks, key) for p in model.parameters() if (hooks := p._backward_hooks) for key in hooks]
     before = [(hooks, dict(hooks)) for hooks, _ in entries]
     for hooks, key in entries:
         del hooks[key]
