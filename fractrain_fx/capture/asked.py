@@ -11,7 +11,7 @@ from operator import call
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx.capture.sizes.guards import Place
 from fractrain_fx.capture.trees import tensors_in
@@ -137,18 +137,24 @@ class RequiresGrad:
 
 @dataclass(frozen=True)
 class InputFact:
-    """A fact of a tensor among the inputs: ``is_leaf``, or the answer of ``is_inference()``."""
+    """A fact of a tensor among the inputs: a property such as ``is_leaf``, or the answer of ``is_conj()``."""
 
     place: int
     name: str
 
     def reader(self, model: nn.Module) -> Read:
-        def read(values: Sequence[Any]) -> Any:
-            tensor = next((x for place, x in enumerate(tensors_in(values)) if place == self.place), None)
-            fact = getattr(tensor, self.name, None)
-            return fact() if callable(fact) else fact
+        return lambda values: self.of(next((x for i, x in enumerate(tensors_in(values)) if i == self.place), None))
 
-        return read
+    def of(self, tensor: Tensor | None) -> Any:
+        """The fact of a tensor; of a property that is another tensor, that it is there."""
+        fact = getattr(tensor, self.name, None)
+        value = fact() if callable(fact) else fact
+        return "a tensor" if isinstance(value, Tensor) else value
+
+    @property
+    def is_of_gradients(self) -> bool:
+        """Whether it depends on the gradient mode of the call."""
+        return self.name in ("is_leaf", "is_inference", "retains_grad")
 
     def words(self, value: Any) -> str:
         return f"tensor {self.place + 1} of the inputs with {self.name} {value}"

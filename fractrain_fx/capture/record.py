@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from fractrain_fx.capture.sizes.guards import Guard, InputValues
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.surroundings import Surroundings
-from fractrain_fx.capture.trees import map_tensors, tensors_in
+from fractrain_fx.capture.trees import map_copies, map_tensors, tensors_in
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]
@@ -138,7 +138,7 @@ class Recording:
         def follow(x: Tensor) -> Tensor:
             return x.to(now.device if x.device == device else x.device, now.dtype if x.dtype == dtype else x.dtype)
 
-        return map_tensors(values, follow)
+        return map_copies(values, follow)
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
@@ -154,6 +154,7 @@ def record(
     batch_axis: int = 0,
     check: bool = True,
     surroundings: Surroundings | None = None,
+    joined: bool = False,
 ) -> Recording:
     """Record one real run of ``model`` in each mode as a graph on the model's own modules and parameters.
 
@@ -170,6 +171,7 @@ def record(
         batch_axis: dimension of the inputs that holds the samples, for the check at another batch size.
         check: compare the graph with the model (outputs, gradients, buffers).
         surroundings: how the call is made; by default with gradients on, and all parts in the model's mode.
+        joined: arguments that are one tensor stay one. Otherwise the graph takes each as a tensor of its own.
 
     Raises:
         CaptureError: the model computes something that a graph cannot hold; names the module, the cause and a way out.
@@ -184,7 +186,8 @@ def record(
             f"{type(model).__name__} is a TorchScript module, whose calls are not seen: pass the Python module"
         )
     real = has_data(model)
-    args, kwargs = map_tensors((tuple(args), dict(kwargs or {})), lambda x: x)  # a caller may change its containers
+    keep = (lambda x: x) if joined else _apart()
+    args, kwargs = map_tensors((tuple(args), dict(kwargs or {})), keep)  # a caller may change its containers
     if not real:
         args, kwargs = without_data((args, kwargs))
     example = describe_call(model, args, kwargs)
@@ -221,6 +224,18 @@ def record(
     for graph in recorded.graphs:
         graph.set_mode(mode)
     return recorded
+
+
+def _apart() -> Callable[[Tensor], Tensor]:
+    """A function that gives the second and later places of a tensor one of their own."""
+    met: set[int] = set()
+
+    def apart(x: Tensor) -> Tensor:
+        new = x.detach().requires_grad_(x.requires_grad) if id(x) in met else x
+        met.add(id(x))
+        return new
+
+    return apart
 
 
 def _types_of(model: nn.Module) -> dict[str, torch.dtype]:

@@ -29,6 +29,7 @@ __all__ = [
     "is_strided",
     "items_of",
     "leaves_in",
+    "map_copies",
     "map_tensors",
     "map_tree",
     "tensors_in",
@@ -223,6 +224,20 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
             "tensors in a dictionary, a list, a tuple or a dataclass, or as arguments of their own"
         ) from error
     return copied
+
+
+def map_copies(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same for a ``change`` that copies: one tensor has one copy, with the attributes that Python code gave it."""
+    copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def copied(x: Tensor) -> Tensor:
+        if id(x) not in copies:
+            copies[id(x)] = x, change(x)
+            for name, attribute in vars(x).items():
+                vars(copies[id(x)][1]).setdefault(name, attribute)  # a subclass may have made its own
+        return copies[id(x)][1]
+
+    return map_tensors(value, copied)
 
 
 def has_mask(index: Any) -> bool:

@@ -20,7 +20,7 @@ from fractrain_fx.engine.distributed import syncs_batch_norm
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.variant import Variant
 
-__all__ = ["ComparedCalls", "decided_by_values", "outside_the_compiler", "run_by_compiler"]
+__all__ = ["ComparedCalls", "decided_by_values", "outside_the_compiler"]
 
 T = TypeVar("T")
 
@@ -135,17 +135,3 @@ def outside_the_compiler(function: Callable[..., T]) -> Callable[..., T]:
     """The function, which the compiler (if it runs) is to call and not to look into."""
     dynamo = sys.modules.get("torch._dynamo")
     return function if dynamo is None else dynamo.disable(function)
-
-
-def run_by_compiler(function: Callable[..., T]) -> Callable[..., T]:
-    """The function with a mark: the compiler runs it once for each set of sizes, and takes the result as a constant.
-
-    Only the arguments have to be plain values, and not what the function is bound to: torch 2.11 takes no others.
-    """
-
-    def run(*args: Any) -> T:
-        return function(*args)
-
-    # The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
-    run._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return run

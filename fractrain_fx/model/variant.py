@@ -21,6 +21,7 @@ from fractrain_fx.capture import (
 )
 from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.checking.check import Batching
+from fractrain_fx.capture.inputs.form import look_of
 from fractrain_fx.capture.trees import is_strided, items_of, tensors_in
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
@@ -110,8 +111,9 @@ def form_of_call(form: int, values: Sequence[Any]) -> Any:
 
     ``form``: the number of the form of call.
     """
-    strides = tuple(x.stride() if is_strided(x) else None for x in tensors_in(values))
-    return form, forms_of(values), strides, settings_now()
+    tensors = list(tensors_in(values))
+    strides = tuple(x.stride() if is_strided(x) else None for x in tensors)
+    return form, forms_of(values), strides, look_of(tensors), settings_now()
 
 
 def share_inserted(first: Recording, recording: Recording) -> None:

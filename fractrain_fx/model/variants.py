@@ -6,20 +6,21 @@ Other arguments, and other sizes, may change the path that the model's code take
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
+from fractrain_fx.capture import Recording, Surroundings, record, shapes_of
 from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.circumstances.notices import forget_notices
-from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
+from fractrain_fx.capture.inputs.form import are_plain, look_of, repeats
+from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
-from fractrain_fx.model.compared_calls import ComparedCalls, decided_by_values, outside_the_compiler, run_by_compiler
+from fractrain_fx.model.compared_calls import ComparedCalls, decided_by_values, outside_the_compiler
+from fractrain_fx.model.compiled_calls import CompiledCalls
 from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import differences_in_words, no_more_recordings, other_differences, refused_again
 from fractrain_fx.model.variant import SampleCount, Variant, Watched, form_of_call, reads_of, share_inserted
@@ -56,12 +57,11 @@ class Variants:
         self._others: list[Variant] = []
         self._chosen: dict[Any, Variant] = {}
         self._quick: dict[Any, Variant] = {}  # of calls with nothing but tensors
-        self._by_form: dict[Any, Variant] = {}  # for compiled calls
         self._guarded = any(guards.all for guards in first.guards.values())
         self._holds_always = self._always()
         self.closed: str | None = None
         self._fixed: dict[int, set[int]] = {}
-        self._place_of = run_by_compiler(self._place_for)
+        self._compiled_calls = CompiledCalls(original, self.first, self)
         self._watched = Watched(original)
         self._compared = ComparedCalls(original, config.run.compared_calls, config.run.compare_every)
         self._unsure: Variant | None = None  # recorded for a difference, and not yet compared on another call
@@ -93,24 +93,27 @@ class Variants:
 
     def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> tuple[Variant, Values]:
         settings, quick = settings_now(), None
-        if not kwargs and self._watched.is_idle and all(type(x) is Tensor and x.layout is torch.strided for x in args):
+        if not kwargs and self._watched.is_idle and are_plain(args):
             quick = training, settings, *[(x.shape, x.dtype, x.stride()) for x in args]
             if quick in self._quick:
                 return self._quick[quick], args
         form, values, why = self._bound(args, kwargs)
-        sizes, layouts = [], []
-        for x in tensors_in(values):
+        sizes, layouts, tensors = [], [], list(tensors_in(values))
+        for x in tensors:
             plain = is_strided(x)
             sizes.append((x.shape, x.stride()) if plain else shapes_of(x))
             layouts.append((x.dtype, len(x.shape), plain and x.is_contiguous()))
         fixed = [str(values[i].tolist()) for i in self._fixed.get(form, ())]
-        kind = (form, training, *layouts, *fixed, self._watched.now(values), settings)
-        key = kind, tuple(sizes)
+        look = look_of(tensors)
+        kind = (form, training, *layouts, *fixed, self._watched.now(values), settings, look.kinds)
+        key = kind, tuple(sizes), look.attributes
         variant = self._chosen.get(key)
         if variant is None:
             variant = self._find(form, values, (args, kwargs), training, why, kind)
             values = values if why is None else variant.recording.call.bind(args, kwargs)
-            self._by_form[form, training, forms_of(values), settings] = variant
+            self._compiled_calls.note(form, values, training, variant)
+            if look.attributes and self._compared.differed:
+                self._compiled_calls.by_attributes = True
             if variant is self._unsure:
                 return variant, values
             self._chosen[key] = variant
@@ -135,7 +138,7 @@ class Variants:
         self._holds_always = self._always()
 
     def _forget_choices(self) -> None:
-        for choices in (self._chosen, self._quick, self._by_form):
+        for choices in (self._chosen, self._quick, self._compiled_calls):
             choices.clear()
 
     def _always(self) -> bool:
@@ -162,37 +165,7 @@ class Variants:
         alike = form == 0 and tuple(map(len, shapes_of(values))) == first.dimensions
         alike = alike and self._holds_always and not self._compared.differed
         alike = alike and first.recording.takes_types(values)
-        if alike and first.changed_circumstance(values, training) is None:
-            return first  # its sizes may be symbols of the compiler
-        place = -1
-        if form < len(self._forms):
-            every = (first, *self._others)
-            fits = tuple(
-                [variant.form == form and variant.changed_circumstance(values, training) is None for variant in every]
-            )
-            place = self._place_of(form, training, forms_of(values), fits)
-        if place < 0:
-            raise InputError(
-                "torch.compile meets arguments, sizes or circumstances for which the model was not recorded: call it "
-                "once in eager mode on such a batch, which records it again if that is possible"
-            )
-        return self.first if place == 0 else self._others[place - 1]
-
-    def _place_for(self, form: int, training: bool, forms: Sequence[Form], fits: Sequence[bool]) -> int:
-        """The number of the recording that fits a form of call with tensors of certain forms; -1 if none does.
-
-        ``fits``: for each recording, whether it has this form of call and fits the circumstances.
-        """
-        known = self._by_form.get((form, training, tuple(forms), settings_now()))
-        if known is not None:
-            return list(self).index(known)
-        tensors = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
-        recording = next(variant.recording for variant in self if variant.form == form)
-        values = map_tensors(list(recording.inputs), lambda _: next(tensors))
-        for place, variant in enumerate(self):
-            if fits[place] and variant.failed_condition(values, self._original, training) is None:
-                return place
-        return -1
+        return self._compiled_calls.choose(form, values, training, (self.first, *self._others), as_first=alike)
 
     def _find(self, form: int, values: Values, call: Call, training: bool, why: str | None, kind: Any) -> Variant:
         conditions: list[str] = []
@@ -206,7 +179,7 @@ class Variants:
                 unseen = self._compared.difference_on_first(variant, call, training, kind)
                 if unseen is not None:
                     condition = f"calls on which it equals its graph; here {unseen}"
-                    as_recorded = variant.recording.holds_again(self._original, training)
+                    as_recorded = outside_the_compiler(variant.recording.holds_again)(self._original, training)
             if condition is None:
                 return variant
             conditions.append(condition)
@@ -217,16 +190,12 @@ class Variants:
         cause = None
         if refused is None:
             words = f"has other arguments: {why.partition(': ')[0]}" if why else f"does not meet: {conditions[0]}"
-            recordings, forms = len(self._others), len(self._forms)
             try:
-                new = outside_the_compiler(self._record)(form, call, training, words)
-                if again := self._compared.difference_on_first(new, call, training, kind):
-                    raise InputError(f"the new recording differs from the model too: {again}")
+                new = self._recorded_anew(form, call, training, kind, words)
                 self._unsure = new if unseen else None
                 self._recorded.add(form_of_call(form, new.recording.inputs))
                 return new
             except FracTrainError as error:
-                del self._others[recordings:], self._forms[forms:]
                 refused = f"It cannot be recorded again for this call: {error}" if why else refused_again(error)
                 cause = error.with_traceback(None)
         if why is not None:
@@ -250,12 +219,34 @@ class Variants:
             self._fixed[form] = self._fixed.get(form, set()) | indices
             self._forget_choices()
 
-    def _record(self, form: int, call: Call, training: bool, difference: str) -> Variant:
+    def _recorded_anew(
+        self, form: int, call: Call, training: bool, kind: Any, difference: str, *, joined: bool = False
+    ) -> Variant:
+        """A recording that equals the model on a call, which has some ``difference`` from the calls of the others.
+
+        ``joined``: arguments that are one tensor stay one, because the model may ask which are the same.
+        """
+        recordings, forms = len(self._others), len(self._forms)
+        try:
+            new = outside_the_compiler(self._record)(form, call, training, joined)
+            if again := self._compared.difference_on_first(new, call, training, kind):
+                raise InputError(f"the new recording differs from the model too: {again}")
+            words = "%s is recorded again (%d of at most %d recordings), because this call %s"
+            name, limit = type(self._original).__name__, self._config.run.recordings
+            _LOG.warning(words, name, 1 + len(self._others), limit, difference)
+            return new
+        except FracTrainError:
+            del self._others[recordings:], self._forms[forms:]
+            if joined or not repeats(tensors_in(call)):
+                raise
+        return self._recorded_anew(form, call, training, kind, difference, joined=True)
+
+    def _record(self, form: int, call: Call, training: bool, joined: bool) -> Variant:
         config, original = self._config, self._original
         forget_notices(original)
         around = Surroundings.present(training)
         with torch.inference_mode(False):
-            recording = record(original, *call, batch_axis=config.run.batch_axis, surroundings=around)
+            recording = record(original, *call, batch_axis=config.run.batch_axis, surroundings=around, joined=joined)
             passes = default_passes(config) if self._passes is None else self._passes
             rewrite_graphs(original, recording, passes, self.first.recording)
         share_inserted(self.first.recording, recording)
@@ -267,13 +258,6 @@ class Variants:
             self._forms.append(recording.call)
         self._note_conditions(form, recording)
         self.train(training)
-        _LOG.warning(
-            "%s is recorded again (%d of at most %d recordings), because this call %s",
-            type(original).__name__,
-            1 + len(self._others),
-            config.run.recordings,
-            difference,
-        )
         return variant
 
     def _variant(self, recording: Recording, form: int, place: str = "dispatched") -> Variant:

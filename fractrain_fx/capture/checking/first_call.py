@@ -72,7 +72,8 @@ class FloatGraph:
             for returned in returns
         )
         read = [noted.circumstance for noted in seen]
-        asks = GRADIENTS in read or any(isinstance(circumstance, (RequiresGrad, InputFact)) for circumstance in read)
+        asks = GRADIENTS in read or any(isinstance(circumstance, RequiresGrad) for circumstance in read)
+        asks |= any(isinstance(circumstance, InputFact) and circumstance.is_of_gradients for circumstance in read)
         hooks = any(_name(node) in HOOKS for node in graph.nodes)
         decides = hooks or any(map(_decides_gradients, graph.nodes))
         return cls(copied, moved, asks or hooks, decides, frozenset((*model._forward_pre_hooks, *model._forward_hooks)))

@@ -15,7 +15,7 @@ from fractrain_fx.capture.model_errors import ignored_model_errors, model_errors
 from fractrain_fx.capture.recording.ambient import computed_from
 from fractrain_fx.capture.sizes.guards import Guard, InputValues, Size
 from fractrain_fx.capture.state import Snapshot
-from fractrain_fx.capture.trees import map_tensors, tensors_in
+from fractrain_fx.capture.trees import map_copies, tensors_in
 
 __all__ = ["Form", "Guards", "Shapes", "SizesWithoutData", "forms_of", "needed", "shapes_of", "without_data"]
 
@@ -133,14 +133,14 @@ class Guards:
         run: _Sizes = SizesWithoutData(owner, self._graph, wanted)
         try:
             with Snapshot(model, held=()).preserved(), torch.no_grad():
-                run.run(*map_tensors(list(values), without_data))
+                run.run(*map_copies(list(values), without_data))
         except model_errors():  # values decide sizes, or foreign code reads them: this needs a run with data
             if any(x.is_meta for x in tensors_in(values)):
                 return {}
             run = _Sizes(owner, self._graph, wanted)
             # If the graph does not run with such sizes, the sizes before the error count.
             with Snapshot(model).preserved(), torch.no_grad(), ignored_model_errors():
-                run.run(*map_tensors(list(values), lambda x: x.detach().clone()))
+                run.run(*map_copies(list(values), lambda x: x.detach().clone()))
         return run.sizes
 
 

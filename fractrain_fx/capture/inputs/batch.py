@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
+from fractrain_fx.capture.trees import is_strided, map_copies, tensors_in
 
 __all__ = ["batch_size", "call_of", "resize_batch"]
 
@@ -43,7 +43,7 @@ def resize_batch(inputs: Any, size: int, axis: int = 0, *, packed: bool = False)
         index = torch.arange(size * rows, device=x.device) % (batch * rows)
         return x.detach().index_select(axis, index).requires_grad_(x.requires_grad)
 
-    return map_tensors(inputs, resize) if batch else inputs
+    return map_copies(inputs, resize) if batch else inputs
 
 
 def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture.compare import equal
 from fractrain_fx.capture.inputs.form import attributes_of, fits, form_of, require_tensors, shown_form
 from fractrain_fx.capture.source import forward_line, in_words
-from fractrain_fx.capture.trees import PLAIN, holds_tensor, is_strided, items_of, map_tensors, tensors_in
+from fractrain_fx.capture.trees import PLAIN, holds_tensor, is_strided, items_of, map_copies, tensors_in
 from fractrain_fx.errors import CaptureError, InputError
 
 __all__ = ["Arguments", "CallSpec", "Example", "describe_call"]
@@ -126,7 +126,7 @@ class Example:
             # A default that is passed on is a constant of the graph, and not an input.
             return _copied(x.detach()).requires_grad_(x.requires_grad) if id(x) in inputs else x
 
-        return self.spec.example(*map_tensors((self.args, self.kwargs), renew))
+        return self.spec.example(*map_copies((self.args, self.kwargs), renew))
 
     def with_other_values(self, *, moved: bool = False) -> Example | None:
         """The same call with floats of half the size and the other sign; ``None`` if it has none but 0, 1 and masks.
@@ -145,7 +145,7 @@ class Example:
             other = other.flatten().roll(1).reshape(x.shape) if moved else other
             return other.requires_grad_(x.requires_grad)
 
-        return self.spec.example(*map_tensors((self.args, self.kwargs), change)) if changed else None
+        return self.spec.example(*map_copies((self.args, self.kwargs), change)) if changed else None
 
     def run(self, model: nn.Module) -> Any:
         """The output of a model for such copies."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 from fractrain_fx.capture.source import error_line, in_words
-from fractrain_fx.capture.trees import map_tensors
+from fractrain_fx.capture.trees import map_copies
 from fractrain_fx.errors import CaptureError, FracTrainError, InputError
 
 __all__ = ["has_data", "needs_data", "rejection", "without_data"]
@@ -35,7 +35,7 @@ def has_data(model: nn.Module) -> bool:
 
 def without_data(inputs: Any) -> Any:
     """The same inputs on the meta device."""
-    return map_tensors(inputs, lambda x: torch.empty_like(x, device="meta", requires_grad=x.requires_grad))
+    return map_copies(inputs, lambda x: torch.empty_like(x, device="meta", requires_grad=x.requires_grad))
 
 
 def needs_data(model: nn.Module, path: str, error: Exception) -> FracTrainError:

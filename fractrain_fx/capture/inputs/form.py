@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fractrain_fx.capture.compare import equal
 from fractrain_fx.capture.trees import PLAIN, fields_of, items_of, version_of
 from fractrain_fx.errors import InputError
 
-__all__ = ["Kind", "attributes_of", "fits", "form_of", "kind_of", "require_tensors", "shown_form"]
+__all__ = [
+    "Kind",
+    "Look",
+    "are_plain",
+    "attributes_of",
+    "fits",
+    "form_of",
+    "kind_of",
+    "look_of",
+    "objects_of",
+    "repeats",
+    "require_tensors",
+    "shown_form",
+]
 
 _LONGEST = 200  # characters of a form in a message
 
@@ -42,6 +56,53 @@ def kind_of(dtype: torch.dtype) -> Kind:
     if dtype.is_floating_point or dtype.is_complex:
         return Kind.FLOATS if dtype.is_floating_point else Kind.COMPLEX
     return Kind.BOOLEANS if dtype == torch.bool else Kind.INTEGERS
+
+
+class Look(NamedTuple):
+    """What Python code sees of the tensors of a call, besides their types, sizes, layouts and values.
+
+    Attributes:
+        kinds: for each tensor the first one that is the same object, its class, and the names of its attributes.
+        attributes: the values of these attributes; of an object that is neither plain nor a tensor, its class.
+    """
+
+    kinds: tuple[Any, ...]
+    attributes: tuple[Any, ...]
+
+
+def look_of(tensors: Iterable[Tensor]) -> Look:
+    """What Python code sees of the tensors of a call."""
+    places: dict[int, int] = {}
+    kinds, attributes = [], []
+    for x in tensors:
+        # What a class made of other tensors holds is no attribute of code, and changes with each call.
+        held = {} if is_traceable_wrapper_subclass(x) else vars(x)
+        kinds.append((places.setdefault(id(x), len(places)), type(x), *held))
+        attributes += [_seen(value) for value in held.values()]
+    return Look(tuple(kinds), tuple(attributes))
+
+
+def objects_of(tensors: Sequence[Tensor]) -> tuple[tuple[int, str], ...]:
+    """For each tensor the first one that is the same object, and its class: what compiled code can ask, too."""
+    return tuple([(next(i for i, other in enumerate(tensors) if other is x), type(x).__name__) for x in tensors])
+
+
+def are_plain(values: Sequence[Any]) -> bool:
+    """Whether values are strided tensors of torch's own class, each another object and without attributes."""
+    plain = all([type(x) is Tensor and x.layout is torch.strided and not vars(x) for x in values])
+    return plain and (len(values) < 2 or not repeats(values))
+
+
+def repeats(tensors: Iterable[Tensor]) -> bool:
+    """Whether one tensor comes several times."""
+    ids = [id(x) for x in tensors]
+    return len({*ids}) < len(ids)
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return id(value), version_of(value)
+    return (type(value), repr(value)) if isinstance(value, PLAIN) else type(value)
 
 
 def form_of(value: Any, *, passed: bool = True) -> Any:

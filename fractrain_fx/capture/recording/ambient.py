@@ -27,7 +27,7 @@ from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
 from fractrain_fx.capture.source import by_library, is_within
 
-__all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "computed_from"]
+__all__ = ["GRADIENT_READS", "INPUT_READS", "REGIONS", "TYPE_READS", "Ambient", "computed_from"]
 
 
 def enter_gradients(mode: bool) -> bool:
@@ -47,6 +47,10 @@ REGIONS: dict[Any, Callable[..., Any]] = {_enter_autocast: _exit_autocast, enter
 
 GRADIENT_READS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 """Properties of a tensor that depend on gradients."""
+
+INPUT_READS = frozenset({"is_conj", "is_inference", "is_neg", "is_pinned", "is_shared", "retains_grad"})
+INPUT_READS |= {"storage_offset", "_base", "_is_view"}
+"""Methods and properties that tell of a tensor what neither its type, nor its sizes, nor its strides decide."""
 
 
 class Ambient:
@@ -111,15 +115,17 @@ class Ambient:
         elif (node := self._writer.known(x)) is not None:
             self._read_inner(node, x.requires_grad, frame)
 
-    def read_inference(self, x: Tensor, value: bool, frame: FrameType) -> None:
-        """Note that code asked whether a tensor was made in inference mode."""
-        if by_library(frame):
+    def read_fact(self, x: Tensor, name: str, frame: FrameType) -> None:
+        """Note that code asked for a fact of a tensor: those of the inputs it is computed from decide it."""
+        if self._writer.paused or by_library(frame):
             return
-        place = self._place(x)
-        if place is not None:
-            self.read(InputFact(place, "is_inference"), value, frame)
-        else:
-            self.read(INFERENCE, value, frame)
+        place, node = self._place(x), self._writer.known(x)
+        if name == "is_inference" and place is None:
+            self.read(INFERENCE, x.is_inference(), frame)
+            return
+        for source in (place,) if place is not None else self._sources(node).inputs if node is not None else ():
+            fact = InputFact(source, name)
+            self.read(fact, fact.of(self.inputs[source]), frame)
 
     def read_shape(self, x: Tensor, frame: FrameType) -> None:
         """Note that code read the shape of a buffer."""
