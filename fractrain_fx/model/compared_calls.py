@@ -6,10 +6,9 @@ The first calls find what recording does not see a model read; later ones find t
 from __future__ import annotations
 
 import logging
-import sys
 from collections import Counter
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Hashable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -18,9 +17,9 @@ from fractrain_fx.capture.checking.first_call import Errors
 from fractrain_fx.capture.source import warn
 from fractrain_fx.engine.distributed import syncs_batch_norm
 from fractrain_fx.errors import InputError
-from fractrain_fx.model.variant import Variant
+from fractrain_fx.model.variant import Call, Variant
 
-__all__ = ["ComparedCalls", "decided_by_values", "outside_the_compiler"]
+__all__ = ["ComparedCalls", "decided_by_values"]
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ class ComparedCalls:
         self._counts: Counter[int] = Counter()
         self.differed = False
 
-    def difference_on_first(self, variant: Variant, call: Any, training: bool, kind: Hashable) -> str | None:
+    def difference_on_first(self, variant: Variant, call: Call, training: bool, kind: Hashable) -> str | None:
         """The difference on a call, in words; ``None`` if there is none, or if the call is not a first one.
 
         Args:
@@ -81,14 +80,13 @@ class ComparedCalls:
         self._counts[id(variant)] += not new
         difference = self._difference(variant, call, training)
         self.differed |= difference is not None
-        if new and difference is None:
-            compare = outside_the_compiler(variant.recording.value_difference)
-            if by_values := compare(self._model, *call, training):
-                raise decided_by_values(self._model, f"with other values in its inputs {by_values}")
+        compares_values = new and difference is None
+        if compares_values and (other := variant.recording.value_difference(self._model, *call, training)):
+            raise decided_by_values(self._model, f"with other values in its inputs {other}")
         self._kinds.add((id(variant), kind))
         return difference
 
-    def count(self, variant: Variant, call: Any, training: bool) -> None:
+    def count(self, variant: Variant, call: Call, training: bool) -> None:
         """Count a call, and compare it if it is its turn; warns if the model computes something else than its graph."""
         number = self._calls = self._calls + 1
         if not self._every or (number % self._every and not _is_early(number, self._every)):
@@ -103,8 +101,8 @@ class ComparedCalls:
                 "numbers of Python: call fractrainify(model.restore()) again for a change to count"
             )
 
-    def _difference(self, variant: Variant, call: Any, training: bool, errors: Errors = "both") -> str | None:
-        return outside_the_compiler(variant.recording.difference)(self._model, *call, training, errors)
+    def _difference(self, variant: Variant, call: Call, training: bool, errors: Errors = "both") -> str | None:
+        return variant.recording.difference(self._model, *call, training, errors)
 
     def _compares(self, variant: Variant) -> bool:
         if not self._limit or not variant.recording.checked or torch._C._get_tracing_state() is not None:
@@ -129,9 +127,3 @@ def decided_by_values(model: nn.Module, difference: str) -> InputError:
         "Compute with tensors, or move that code into a submodule and put a forward hook on it, which keeps it one "
         "call; if you have changed the model, call fractrainify(model.restore()) again"
     )
-
-
-def outside_the_compiler(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, which the compiler (if it runs) is to call and not to look into."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return function if dynamo is None else dynamo.disable(function)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -15,8 +16,9 @@ from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.variant import Variant
 
-__all__ = ["CompiledCalls"]
+__all__ = ["CompiledCalls", "outside_the_compiler"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -117,3 +119,19 @@ def _run_by_compiler(function: Callable[..., T]) -> Callable[..., T]:
     # The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
     run._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return run
+
+
+def outside_the_compiler(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which the compiler (if it runs) is to call and not to look into."""
+    disabled: Callable[P, T] | None = None
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        nonlocal disabled
+        if disabled is None:
+            dynamo = sys.modules.get("torch._dynamo")
+            if dynamo is None:
+                return function(*args, **kwargs)
+            disabled = dynamo.disable(function)
+        return disabled(*args, **kwargs)
+
+    return call

@@ -29,6 +29,7 @@ from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
 __all__ = [
+    "Call",
     "SampleCount",
     "Variant",
     "Watched",
@@ -38,6 +39,9 @@ __all__ = [
     "share_inserted",
     "token_count",
 ]
+
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Positional and keyword arguments."""
 
 _LONGEST = 100  # characters of a condition in a message; a longer one is computed from many sizes
 

@@ -19,11 +19,11 @@ from fractrain_fx.capture.inputs.form import are_plain, look_of, repeats
 from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
-from fractrain_fx.model.compared_calls import ComparedCalls, decided_by_values, outside_the_compiler
-from fractrain_fx.model.compiled_calls import CompiledCalls
+from fractrain_fx.model.compared_calls import ComparedCalls, decided_by_values
+from fractrain_fx.model.compiled_calls import CompiledCalls, outside_the_compiler
 from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import differences_in_words, no_more_recordings, other_differences, refused_again
-from fractrain_fx.model.variant import SampleCount, Variant, Watched, form_of_call, reads_of, share_inserted
+from fractrain_fx.model.variant import Call, SampleCount, Variant, Watched, form_of_call, reads_of, share_inserted
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 from fractrain_fx.rewriting import Rewritten, rewrite_graphs
@@ -31,7 +31,6 @@ from fractrain_fx.rewriting import Rewritten, rewrite_graphs
 __all__ = ["Variant", "Variants"]
 
 Values = tuple[Any, ...]
-Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 _LOG = logging.getLogger(__name__)
 
@@ -86,6 +85,10 @@ class Variants:
         if torch.compiler.is_compiling():
             form, values, _ = self._bound(args, kwargs)
             return self._compiled(form, values, training), values
+        return self._counted(args, kwargs, training)
+
+    @outside_the_compiler
+    def _counted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> tuple[Variant, Values]:
         variant, values = self._choose(args, kwargs, training)
         if self.closed is None:
             self._compared.count(variant, (args, kwargs), training)
@@ -179,7 +182,7 @@ class Variants:
                 unseen = self._compared.difference_on_first(variant, call, training, kind)
                 if unseen is not None:
                     condition = f"calls on which it equals its graph; here {unseen}"
-                    as_recorded = outside_the_compiler(variant.recording.holds_again)(self._original, training)
+                    as_recorded = variant.recording.holds_again(self._original, training)
             if condition is None:
                 return variant
             conditions.append(condition)
@@ -228,7 +231,7 @@ class Variants:
         """
         recordings, forms = len(self._others), len(self._forms)
         try:
-            new = outside_the_compiler(self._record)(form, call, training, joined)
+            new = self._record(form, call, training, joined)
             if again := self._compared.difference_on_first(new, call, training, kind):
                 raise InputError(f"the new recording differs from the model too: {again}")
             words = "%s is recorded again (%d of at most %d recordings), because this call %s"
