@@ -99,11 +99,12 @@ def set_level(level: float) -> None:
 class Snapshot:
     """The state of ``model`` at one moment, to return to after each run.
 
-    It holds a copy of every parameter and buffer, because a forward may write to both (running averages of codebooks).
-    Gradients are not kept, because no run here touches them. With ``held`` only these tensors are copied, for runs that
-    are known to write to no others. ``surroundings``: how the call is made that the model is recorded for. ``on_gpu``:
-    whether a part of the model is on another device than a CPU. ``tensors``: parameters, buffers and the other tensors
-    that it holds, by identity. ``changed``: identities of tensors that runs changed.
+    It holds a copy of every parameter, buffer and other tensor, because a forward may write to all of them (running
+    averages of codebooks). With ``held`` only these and the other tensors are copied, for runs that are known to write
+    to no others. Gradients are only taken away where there were none. ``surroundings``: how the call is made that the
+    model is recorded for. ``on_gpu``: whether a part of the model is on another device than a CPU. ``tensors``:
+    parameters, buffers and the other tensors that it holds, by identity. ``changed``: identities of tensors that runs
+    changed.
     """
 
     def __init__(
@@ -119,10 +120,12 @@ class Snapshot:
             part for part in parts if isinstance(part, (np.ndarray, array, bytearray)) and _nbytes(part) <= _LARGE
         )
         self._arrays = [(part, copied(part)) for part in arrays]
-        loose = (part for part in parts if isinstance(part, Tensor))
+        loose = [x for part in parts for x in _tensors_of(part)]
         self.tensors = {id(x): x for x in (*model.parameters(), *model.buffers(), *loose)}
-        held = self.tensors.values() if held is None else held
+        held = self.tensors.values() if held is None else {id(x): x for x in (*held, *loose)}.values()
         self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
+        self._versions = {x: x._version for x, _ in self._values if not x.is_inference()}
+        self._without_gradient = [p for p in model.parameters() if p.grad is None]
         self.changed: set[int] = set()
         self._hooks = [(p, set(p._backward_hooks or ())) for p in model.parameters()]
         self._plain = {id(x) for x in model.buffers() if not x.requires_grad}
@@ -161,6 +164,8 @@ class Snapshot:
             hooks = parameter._backward_hooks or {}
             for key in hooks.keys() - before:
                 del hooks[key]
+        for parameter in self._without_gradient:
+            parameter.grad = None
         self._generators.put_back(self._drawn)
         self.restore_tensors()
 
@@ -192,6 +197,8 @@ class Snapshot:
                 if not same_tensor(x, before):
                     self.changed.add(id(x))
                     x.copy_(before)
+        # A backward of the user may wait for these very values.
+        torch._C._autograd._unsafe_set_version_counter(tuple(self._versions), tuple(self._versions.values()))
 
 
 def switch(model: nn.Module, *, training: bool) -> None:
@@ -236,6 +243,14 @@ def seeded(seed: int = 3_141_592_653) -> Iterator[None]:
         np.random.seed(seed)
         torch.manual_seed(seed)
         yield
+
+
+def _tensors_of(part: Any) -> Iterator[Tensor]:
+    """A tensor itself, and those of a module; of a module among a model's own they are parameters and buffers again."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, nn.Module):
+        yield from (*part.parameters(), *part.buffers())
 
 
 def _nbytes(value: np.ndarray[Any, Any] | array[Any] | bytearray) -> int:

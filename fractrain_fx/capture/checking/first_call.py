@@ -25,7 +25,7 @@ from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.constants import WRITTEN
 from fractrain_fx.capture.recording.hooks import HOOKS
-from fractrain_fx.capture.recording.kept.leaves import without_users_hooks
+from fractrain_fx.capture.recording.kept.leaves import hooks_of, without_users_hooks
 from fractrain_fx.capture.recording.writer import Return
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
@@ -51,6 +51,7 @@ class FloatGraph:
         decides_gradients: whether calls in it decide about gradients and not about outputs (cuts, hooks, functions with
             a backward of their own).
         hooks: keys of the forward hooks of the model itself, whose operations are in the graph.
+        inner_hooks: keys of all hooks that modules had when it was recorded.
     """
 
     graph: Graph
@@ -58,6 +59,7 @@ class FloatGraph:
     asks_for_gradients: bool
     decides_gradients: bool
     hooks: frozenset[int]
+    inner_hooks: frozenset[int]
 
     @classmethod
     def of(
@@ -76,7 +78,8 @@ class FloatGraph:
         asks |= any(isinstance(circumstance, InputFact) and circumstance.is_of_gradients for circumstance in read)
         hooks = any(_name(node) in HOOKS for node in graph.nodes)
         decides = hooks or any(map(_decides_gradients, graph.nodes))
-        return cls(copied, moved, asks or hooks, decides, frozenset((*model._forward_pre_hooks, *model._forward_hooks)))
+        own = frozenset((*model._forward_pre_hooks, *model._forward_hooks))
+        return cls(copied, moved, asks or hooks, decides, own, frozenset(hooks_of(model)))
 
 
 def _name(node: Node) -> str:
@@ -101,16 +104,34 @@ def first_difference(
 ) -> str | None:
     """The difference between model and graph on a call, with the module that it comes from; ``None`` if they agree.
 
+    They run without hooks of other users, and if they differ so, once more with those that were there at recording: a
+    model may collect its features by hooks.
+
     Both run once, from one seed and without gradients, unless what they compute depends on gradients. Outputs are
     compared, in training also buffers, and gradients if calls of the graph decide about them. ``recorded`` has the
     modules and parameters that the graph ``plain`` names. ``errors``: in which of them an error is a difference, if the
     other one runs.
     """
+    difference = _difference(model, recorded, plain, call, training, errors, plain.hooks)
+    if difference is None or plain.inner_hooks <= plain.hooks:
+        return difference
+    return _difference(model, recorded, plain, call, training, errors, plain.inner_hooks)
+
+
+def _difference(
+    model: nn.Module,
+    recorded: RecordedModule,
+    plain: FloatGraph,
+    call: Example,
+    training: bool,
+    errors: Errors,
+    hooks: frozenset[int],
+) -> str | None:
     around = Surroundings.present(training)
     graph = Interpreter(recorded, graph=plain.graph)
     graph.extra_traceback = False
     backward = training and torch.is_grad_enabled() and plain.decides_gradients
-    with _apart(model, around, plain.hooks, plain.asks_for_gradients or backward):
+    with _apart(model, around, hooks, plain.asks_for_gradients or backward):
         written = (p for name, p in model.named_parameters() if name in recorded.meta[WRITTEN])
         snapshot = Snapshot(model, around, held=[*model.buffers(), *written])
         try:

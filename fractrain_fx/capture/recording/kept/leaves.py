@@ -18,7 +18,7 @@ from fractrain_fx.capture.recording.writer import nodes_after
 from fractrain_fx.capture.source import listed
 from fractrain_fx.capture.targets import ADDS
 
-__all__ = ["Depth", "adds_inputs", "depth_of", "hooks_left_out", "opaque_reason", "without_users_hooks"]
+__all__ = ["Depth", "adds_inputs", "depth_of", "hooks_left_out", "hooks_of", "opaque_reason", "without_users_hooks"]
 
 _NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm)
 _NORM_MODULES = (normalization.__name__, batchnorm.__name__, instancenorm.__name__)
@@ -118,18 +118,18 @@ def _users_hooks(module: nn.Module) -> list[tuple[str, dict[int, Any], int]]:
     ]
 
 
+def hooks_of(model: nn.Module) -> Iterator[int]:
+    """The keys of all hooks of a model's modules that are not part of their computation."""
+    return (key for module in model.modules() for _, _, key in _users_hooks(module))
+
+
 @contextlib.contextmanager
 def without_users_hooks(model: nn.Module, kept: Container[int] = ()) -> Iterator[None]:
-    """Run no hooks inside that are not part of the modules' computation; the model's own in ``kept`` run.
+    """Run no hooks inside that are not part of the modules' computation, but those in ``kept``.
 
     Hooks on gradients of parameters do not run either: code around the model may count with them.
     """
-    entries = [
-        (hooks, key)
-        for module in model.modules()
-        for _, hooks, key in _users_hooks(module)
-        if module is not model or key not in kept
-    ]
+    entries = [(hooks, key) for module in model.modules() for _, hooks, key in _users_hooks(module) if key not in kept]
     entries += [(hooks, key) for p in model.parameters() if (hooks := p._backward_hooks) for key in hooks]
     before = [(hooks, dict(hooks)) for hooks, _ in entries]
     for hooks, key in entries:
