@@ -223,7 +223,7 @@ def _run(
         reads = [obstacle for _, obstacle in recorder.reads.of_values]
         if leaks := _leaks(again, writer.graph, reads, additions):
             raise OneNodeError(leaks)
-    notes += recorder.reads.notes()
+    notes += recorder.reads.notes() + calls.notes()
     guards = recorder.reads.guards(join_whole_lists(writer.graph))
     values = recorder.reads.values_of(call.tensors, tied)
     circumstances = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))

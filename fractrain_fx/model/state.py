@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fractrain_fx.capture import RecordedModule, call_of
+from fractrain_fx.capture import RecordedModule, Recording, call_of
 from fractrain_fx.capture.circumstances.original import OriginalCheck
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import Snapshot, in_mode
@@ -92,7 +92,17 @@ class ModelState:
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
         called = called_by(original, recording)
         self.as_recorded = as_recorded or OriginalCheck(original, recording.train, recording.python.read, called)
+        self._noted = set(recording.python.notes)
+        self.variants.on_recorded = self._watch
         self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
+
+    def _watch(self, recording: Recording) -> None:
+        """Watch what a further recording depends on, and tell what it leaves out."""
+        self.as_recorded.watch(recording.python.read)
+        for note in dict.fromkeys(recording.python.notes):
+            if note not in self._noted:
+                self._noted.add(note)
+                warn(f"{type(self.original).__name__}: {note}")
 
     @property
     def graphs(self) -> list[RecordedModule]:

@@ -6,7 +6,7 @@ Other arguments, and other sizes, may change the path that the model's code take
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import is_
 from typing import Any
 
@@ -45,6 +45,7 @@ class Variants:
         first: the recording that users see.
         closed: the reason that the model is not recorded again from now on, with the way out, as a sentence for the
             message; ``None`` if it may be.
+        on_recorded: called with each further recording.
     """
 
     def __init__(self, rewritten: Rewritten) -> None:
@@ -59,6 +60,7 @@ class Variants:
         self._guarded = any(guards.all for guards in first.guards.values())
         self._holds_always = self._always()
         self.closed: str | None = None
+        self.on_recorded: Callable[[Recording], object] = id
         self._fixed: dict[int, set[int]] = {}
         self._compiled_calls = CompiledCalls(original, self.first, self)
         self._watched = Watched(original)
@@ -237,6 +239,7 @@ class Variants:
             words = "%s is recorded again (%d of at most %d recordings), because this call %s"
             name, limit = type(self._original).__name__, self._config.run.recordings
             _LOG.warning(words, name, 1 + len(self._others), limit, difference)
+            self.on_recorded(new.recording)
             return new
         except FracTrainError:
             del self._others[recordings:], self._forms[forms:]

@@ -45,7 +45,8 @@ class Access:
 
     If ``carried``, the run read it before setting it, so that its value from before the run matters. ``readers`` and
     ``writers`` are paths of the modules in whose forward it was read or set. A ``shared`` one belongs to a file, a
-    class or a function, and so to every copy of the model.
+    class or a function, and so to every copy of the model. ``by_value``: code read a tensor as a number, so that its
+    values matter and not only which tensor it is.
     """
 
     holder: Any
@@ -53,6 +54,7 @@ class Access:
     value: Any
     carried: bool
     shared: bool = False
+    by_value: bool = False
     readers: set[str] = field(default_factory=set)
     writers: set[str] = field(default_factory=set)
     read_at: set[_Line] = field(default_factory=set)

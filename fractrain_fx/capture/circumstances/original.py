@@ -21,6 +21,7 @@ from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.compare import copied, same
 from fractrain_fx.capture.source import is_within, listed, warn
+from fractrain_fx.capture.trees import version_of
 from fractrain_fx.errors import ModelError
 
 __all__ = ["OriginalCheck"]
@@ -55,6 +56,8 @@ class _Attribute:
         self.names: dict[str, Any] = names if isinstance(names, dict) else {}
         self.raw = self.names.get(access.place.name, ABSENT)
         self.value = copied(access.present())
+        if access.by_value:
+            self.value = self.value.detach().clone()
         self.reported = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attribute:
@@ -113,6 +116,13 @@ class OriginalCheck:
                 "them: put the hook on the rewritten model itself, or on the module before fractrainify, which then "
                 "keeps it whole"
             )
+        self._note()
+
+    def watch(self, read: Iterable[Access]) -> None:
+        """Watch the attributes that another recording read, too."""
+        known = {(id(attribute.access.holder), attribute.access.place.name) for attribute in self._attributes}
+        new = [access for access in read if (id(access.holder), access.place.name) not in known]
+        self._attributes += map(_Attribute, new)
         self._note()
 
     def reads(self, name: str) -> bool:
@@ -181,6 +191,8 @@ class OriginalCheck:
         self._parameters = [name for _, name in parameters]
         held = (attribute.raw for attribute in self._attributes if not attribute.reported)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
+        self._tensors = [value for value in self._values if isinstance(value, Tensor)]
+        self._versions = list(map(version_of, self._tensors))
         hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOK_KINDS)
         of_all = (hooks for hooks, _ in _OF_ALL.values())
         self._counted: list[Sized] = [*hooks, *of_all, *self.structure.containers()]
@@ -191,6 +203,7 @@ class OriginalCheck:
             all(map(is_, map(dict.get, self._dictionaries, self._names, repeat(ABSENT)), self._values))
             and all(map(is_not, map(dict.get, self._owners, self._parameters), repeat(None)))
             and list(map(len, self._counted)) == self._counts
+            and list(map(version_of, self._tensors)) == self._versions
             and all(len(part) == len(items) and all(map(is_, part, items)) for part, items in self._contents)
         )
 

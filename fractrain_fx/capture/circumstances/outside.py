@@ -100,14 +100,16 @@ class Outside:
             return [copied(access.present()) for access in self._changed], [table.contents() for table in self._filled]
 
         try:
-            outputs, ((first, second), tensors) = _two_calls(snapshot, example, train, noted)
+            outputs, drawn, ((first, second), tensors) = _two_calls(snapshot, example, train, noted)
         except model_errors():  # a second call that fails tells nothing about the first
             self._left += self._filled
             return []
         self._left += _refilled(self._filled, *tensors)
         differs, follows = False, True
         if has_data(snapshot.model):
-            differs = difference(*outputs) is not None or not _same_after(snapshot, example, train)
+            # A table of random numbers is drawn by the first call only: the second leaves the generator elsewhere.
+            differs = difference(*outputs) is not None or difference(*drawn) is not None
+            differs = differs or not _same_after(snapshot, example, train)
             follows = differs or _same_after(snapshot, example, train, trained=True)
         obstacles, self._notes = _carried(self._changed, first, second, differs)
         if not follows or (differs and not obstacles):
@@ -134,6 +136,10 @@ class Outside:
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
         read = [access for access in self._attributes.accesses.values() if self._decided(access, called)]
         read += self._attributes.variables
+        constants = [name for name in self._recorder.reads.constants if name.startswith("frac.")]
+        numbers = {id(self._recorder.writer.additions.tensor(name)) for name in constants}
+        for access in read:
+            access.by_value = isinstance(access.value, Tensor) and id(access.value) in numbers
         texts = list(self._notes)
         left = [access for access in self._left if self._is_shown([access.place.module], called)]
         # Variables of Python's modules are noted for recorded code only, without the module whose forward it is.
@@ -235,10 +241,11 @@ def _refilled(filled: list[Access], first: list[list[Tensor]], second: list[list
 
 def _two_calls(
     snapshot: Snapshot, example: Example, train: bool, noted: Callable[[], tuple[Any, ...]]
-) -> tuple[list[Any], list[tuple[Any, ...]]]:
-    """The outputs of two calls on the same inputs, and the pair of each thing that is noted after both."""
+) -> tuple[list[Any], list[Any], list[tuple[Any, ...]]]:
+    """The outputs of two calls on the same inputs, torch's generators after both, and the pairs of what is noted."""
     model = snapshot.model
     outputs: list[Any] = []
+    drawn: list[Any] = []
     after: list[tuple[Any, ...]] = []
     with snapshot.preserved(), plain_paths(), torch.no_grad():
         snapshot.set_mode(train)
@@ -246,5 +253,7 @@ def _two_calls(
             snapshot.restore_tensors()
             with seeded():
                 outputs.append(example.run(model))
+                states = [generator.get_state() for generator in torch.cuda.default_generators]
+                drawn.append([torch.get_rng_state(), *states])
             after.append(noted())
-    return outputs, list(zip(*after, strict=True))
+    return outputs, drawn, list(zip(*after, strict=True))

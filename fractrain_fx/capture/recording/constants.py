@@ -78,6 +78,10 @@ class Additions:
             self._constants[id(value)] = f"frac.constants.{name}"
         return self._constants[id(value)]
 
+    def tensor(self, name: str) -> Tensor:
+        """The constant of a qualified name."""
+        return self.root.get_buffer(name.partition(".")[2])
+
     def switch(self, train_value: Any, eval_value: Any) -> str:
         """Add a :class:`ModeSwitch` of two values; returns its qualified name."""
         for known_train, known_eval, path in self._switches:
@@ -104,7 +108,7 @@ class Additions:
         """
         if a == b or not (a.startswith("frac.constants.") and b.startswith("frac.constants.")):
             return a == b
-        x, y = (self.root.get_buffer(path.partition(".")[2]) for path in (a, b))
+        x, y = map(self.tensor, (a, b))
         if id(x) in self._held or id(y) in self._held:
             return False
         comparable = not x.is_meta and not x.is_nested and not y.is_nested

@@ -25,6 +25,7 @@ from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.replaced import Replacement, replaced
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
+from fractrain_fx.capture.source import listed
 from fractrain_fx.capture.state import Generators
 from fractrain_fx.capture.trees import hides_tensor, tensors_in
 
@@ -35,7 +36,7 @@ class Calls:
     """Handles each module call of a recorded run; the modules at the paths ``leaves`` stay one node.
 
     ``weighted`` counts calls of modules that hold parameters. ``arrays`` has functions and methods whose array of numpy
-    became a tensor, which other code may not take.
+    became a tensor, which other code may not take. ``padded`` has paths of torch's encoders that got a padding mask.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, leaves: Mapping[str, str]) -> None:
@@ -44,6 +45,7 @@ class Calls:
         self.root = model
         self.weighted = 0
         self.arrays: set[Callee] = set()
+        self.padded: dict[str, None] = {}
         self._generators = Generators(model)
 
     def call(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -51,6 +53,9 @@ class Calls:
         recorder = self._recorder
         path = recorder.paths.get(id(module))
         self.weighted += any(p is not None for p in module._parameters.values())
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor and path is not None:
+            masks = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
+            self.padded |= {} if masks is None else {path: None}
         if recorder.writer.paused or path is None or module is self.root:
             return forward(module, *args, **kwargs)
         depth = Depth.LEAF if path in self._leaves else depth_of(module)
@@ -72,6 +77,17 @@ class Calls:
             result = self._one_node(path, args, kwargs, inside if maybe else whole, maybe)
         recorder.returned(path, result)
         return result
+
+    def notes(self) -> list[str]:
+        """Warnings about what modules of torch do in a call that a graph cannot do."""
+        if not self.padded:
+            return []
+        paths = listed([repr(path) if path else "the model" for path in self.padded])
+        return [
+            f"in evaluation without gradients {paths} (nn.TransformerEncoder) returns zeros at padded places; the "
+            "rewritten model returns what it returns there in training: leave these places out of means and maxima, "
+            "or build it with enable_nested_tensor=False, which never puts zeros there"
+        ]
 
     def as_one_call(self, callee: Callee) -> tuple[Any, str, Callable[..., Any]]:
         """Owner, name and replacement of a function or method that is to be one call.

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.recording.ambient import computed_from
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.writer import Obstacle, ValueSource, Writer
@@ -80,9 +81,9 @@ class PythonReads:
 
     Attributes:
         read_tied: the path of the first module whose code read values of tied inputs, and the line.
-        of_values: calls by which code read values of tensors (``item()``, ``tolist()``), with the obstacles that they
-            would be.
+        of_values: calls by which code read values of tensors (``item()``), with the obstacles that they would be.
         sizes: the sizes that code saw, in order.
+        constants: names of the tensors that the graph keeps, and whose values code read as numbers.
         spoofed: the numbers of reads that give Python other values than the tensor has.
     """
 
@@ -92,6 +93,7 @@ class PythonReads:
         self.read_tied: tuple[str, Place] | None = None
         self.of_values: list[tuple[Node, Obstacle]] = []
         self.sizes: list[Guard] = []
+        self.constants: set[str] = set()
         self.spoofed: Collection[int] = ()
         self._parts: dict[tuple[Expression, Any], Node] = {}
 
@@ -166,8 +168,7 @@ class PythonReads:
     ) -> None:
         """Note that Python code read a size that data decide.
 
-        A test of the inputs in the model's own code (whether a batch has any labels) is made again at every run, and
-        another result is an error. Every other such read is an obstacle.
+        A test in the model's own code (has a batch any labels?) is made again at every run. Others are obstacles.
         """
         writer = self._writer
         by_model = any(writer.made_from(size.node, ValueSource.MODEL) for size in expression.sizes)
@@ -277,16 +278,17 @@ class PythonReads:
         return repr(shown)
 
     def _listed(self, node: Node, frame: FrameType) -> None:
-        """Note that Python code reads a list of values."""
         if not (self._writer.paused or by_capture(frame)):
             self._block(node, "tolist()", frame)
 
     def block(self, x: Tensor, read: str, frame: FrameType) -> None:
         """Note that Python code got something from a tensor through which its values can be read."""
-        if self._writer.depends(x, ValueSource.DATA):
-            self._block(self._writer.node_of(x), read, frame)
-        elif self.read_tied is None and self._writer.depends(x, ValueSource.TIED):
+        node = self._writer.node_of(x)
+        if self._writer.made_from(node, ValueSource.DATA):
+            self._block(node, read, frame)
+        elif self.read_tied is None and self._writer.made_from(node, ValueSource.TIED):
             self.read_tied = self._writer.path, place_of(frame)
+        self.constants |= {str(used.target) for used in computed_from([node]) if used.op == "get_attr"}
 
     def _block(self, node: Node, call: str, frame: FrameType) -> None:
         self._writer.obstacles.append(self._obstacle(node, call, frame))
