@@ -22,9 +22,9 @@ from fractrain_fx.model.executed import Wrapping
 from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
+from fractrain_fx.model.recordings.variant import Variant, called_by, token_count
+from fractrain_fx.model.recordings.variants import Variants
 from fractrain_fx.model.sharding import Sharding
-from fractrain_fx.model.variant import Variant, called_by, token_count
-from fractrain_fx.model.variants import Variants
 from fractrain_fx.model.watcher import Watcher, counts_step, watched_step
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.cost import Forward

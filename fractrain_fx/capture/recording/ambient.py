@@ -27,7 +27,7 @@ from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
 from fractrain_fx.capture.source import by_library, is_within
 
-__all__ = ["GRADIENT_READS", "INPUT_READS", "REGIONS", "TYPE_READS", "Ambient", "computed_from"]
+__all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "computed_from"]
 
 
 def enter_gradients(mode: bool) -> bool:
@@ -48,9 +48,9 @@ REGIONS: dict[Any, Callable[..., Any]] = {_enter_autocast: _exit_autocast, enter
 GRADIENT_READS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 """Properties of a tensor that depend on gradients."""
 
-INPUT_READS = frozenset({"is_conj", "is_inference", "is_neg", "is_pinned", "is_shared", "retains_grad"})
-INPUT_READS |= {"storage_offset", "_base", "_is_view"}
-"""Methods and properties that tell of a tensor what neither its type, nor its sizes, nor its strides decide."""
+# Methods and properties that tell of a tensor what neither its type, nor its sizes, nor its strides decide.
+_INPUT_READS = frozenset({"is_conj", "is_inference", "is_neg", "is_pinned", "is_shared", "retains_grad"})
+_INPUT_READS |= {"storage_offset", "_base", "_is_view"}
 
 
 class Ambient:
@@ -115,10 +115,11 @@ class Ambient:
         elif (node := self._writer.known(x)) is not None:
             self._read_inner(node, x.requires_grad, frame)
 
-    def read_fact(self, x: Tensor, name: str, frame: FrameType) -> None:
-        """Note that code asked for a fact of a tensor: those of the inputs it is computed from decide it."""
-        if self._writer.paused or by_library(frame):
+    def read_fact(self, name: str, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Note it if a call asks for a fact of a tensor: those of the inputs that it comes from decide it."""
+        if name not in _INPUT_READS or self._writer.paused or by_library(frame):
             return
+        x: Tensor = args[0]
         place, node = self._place(x), self._writer.known(x)
         if name == "is_inference" and place is None:
             self.read(INFERENCE, x.is_inference(), frame)

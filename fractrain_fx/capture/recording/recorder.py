@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.model_errors import is_out_of_memory
-from fractrain_fx.capture.recording.ambient import GRADIENT_READS, INPUT_READS, TYPE_READS, Ambient
+from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, EffectWatch, Written
@@ -230,8 +230,7 @@ class Recorder(TorchFunctionMode):
             return self.size(name, args, kwargs)
         if name == "is_contiguous":
             return self.reads.contiguous(args[0], func(*args, **kwargs), kwargs.get("memory_format", (*args, None)[1]))
-        if name in INPUT_READS:
-            self.ambient.read_fact(args[0], name, sys._getframe(1))
+        self.ambient.read_fact(name, args, sys._getframe(1))
         watched = self.watch(args, kwargs)
         if name in TYPE_READS:
             self.ambient.read_types(tensors_in((args, kwargs)))
@@ -267,8 +266,7 @@ class Recorder(TorchFunctionMode):
             return self.reads.shape(args[0])
         if name in ("nbytes", "itemsize", "dtype"):
             self.ambient.read_types(args)
-        if name in INPUT_READS:
-            self.ambient.read_fact(args[0], name, sys._getframe(2))
+        self.ambient.read_fact(name, args, sys._getframe(2))
         if name == "_version" and not by_library(sys._getframe(2)):
             self.writer.block("it reads the version counter of a tensor")
         if name == "nbytes":

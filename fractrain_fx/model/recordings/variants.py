@@ -6,9 +6,10 @@ Other arguments, and other sizes, may change the path that the model's code take
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from operator import is_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,20 +20,42 @@ from fractrain_fx.capture.inputs.form import are_plain, look_of, repeats
 from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
-from fractrain_fx.model.compared_calls import ComparedCalls, decided_by_values
-from fractrain_fx.model.compiled_calls import CompiledCalls, outside_the_compiler
 from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import differences_in_words, no_more_recordings, other_differences, refused_again
-from fractrain_fx.model.variant import Call, SampleCount, Variant, Watched, form_of_call, reads_of, share_inserted
+from fractrain_fx.model.recordings.compared_calls import ComparedCalls, decided_by_values
+from fractrain_fx.model.recordings.compiled_calls import CompiledCalls
+from fractrain_fx.model.recordings.variant import (
+    Call,
+    SampleCount,
+    Variant,
+    Watched,
+    form_of_call,
+    reads_of,
+    share_inserted,
+)
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 from fractrain_fx.rewriting import Rewritten, rewrite_graphs
 
 __all__ = ["Variant", "Variants"]
 
+T = TypeVar("T")
 Values = tuple[Any, ...]
 
 _LOG = logging.getLogger(__name__)
+
+
+def _outside_the_compiler(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, which the compiler (if it runs) is to call and not to look into."""
+    disabled: Callable[..., T] | None = None
+
+    def call(*args: Any) -> T:
+        nonlocal disabled
+        if disabled is None and (dynamo := sys.modules.get("torch._dynamo")):
+            disabled = dynamo.disable(function)
+        return (disabled or function)(*args)
+
+    return call
 
 
 class Variants:
@@ -89,7 +112,7 @@ class Variants:
             return self._compiled(form, values, training), values
         return self._counted(args, kwargs, training)
 
-    @outside_the_compiler
+    @_outside_the_compiler
     def _counted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> tuple[Variant, Values]:
         variant, values = self._choose(args, kwargs, training)
         if self.closed is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,11 +13,10 @@ from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.inputs.form import objects_of
 from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.errors import InputError
-from fractrain_fx.model.variant import Variant
+from fractrain_fx.model.recordings.variant import Variant
 
-__all__ = ["CompiledCalls", "outside_the_compiler"]
+__all__ = ["CompiledCalls"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -119,19 +117,3 @@ def _run_by_compiler(function: Callable[..., T]) -> Callable[..., T]:
     # The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
     run._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return run
-
-
-def outside_the_compiler(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, which the compiler (if it runs) is to call and not to look into."""
-    disabled: Callable[P, T] | None = None
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        nonlocal disabled
-        if disabled is None:
-            dynamo = sys.modules.get("torch._dynamo")
-            if dynamo is None:
-                return function(*args, **kwargs)
-            disabled = dynamo.disable(function)
-        return disabled(*args, **kwargs)
-
-    return call

@@ -17,7 +17,7 @@ from fractrain_fx.capture.checking.first_call import Errors
 from fractrain_fx.capture.source import warn
 from fractrain_fx.engine.distributed import syncs_batch_norm
 from fractrain_fx.errors import InputError
-from fractrain_fx.model.variant import Call, Variant
+from fractrain_fx.model.recordings.variant import Call, Variant
 
 __all__ = ["ComparedCalls", "decided_by_values"]
 
