@@ -291,10 +291,8 @@ class Variants:
 
     def _variant(self, recording: Recording, form: int, place: str = "dispatched") -> Variant:
         places = (place, f"{place}_in_evaluation")
-        copies = [
-            Running(shown, self._config, self._tuner, path, recording.leaves)
-            for shown, path in zip(recording.graphs, places, strict=False)
-        ]
+        pairs = zip(recording.graphs, places, strict=False)
+        copies = [Running(shown, self._config, self._tuner, path, recording.leaves) for shown, path in pairs]
         count = SampleCount(recording, self._config.run.batch_axis)
         dimensions = tuple(map(len, shapes_of(recording.inputs)))
         reads = reads_of(recording, self._original)
