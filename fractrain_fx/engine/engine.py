@@ -128,7 +128,7 @@ class Engine(Staged):
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
         task_loss = messages.check_batch(task_loss, mean, weight, tokens, labels)
-        if self._paused:
+        if self._paused or self._watch.is_evaluation():
             return task_loss
         ran = self.model.count_forward()
         cost = ran.cost
@@ -144,7 +144,7 @@ class Engine(Staged):
         blocks = len(cost.choice) / self.model.gated_share  # ops that follow the stage weigh like blocks of mean size
         term = self._cost_term.of_batch(cost.cp, steered.target_of(self.level), ran.batch, blocks, weight)
         self._note(loss, ran, self.accumulate / divisor * term, labels)  # the share of the step's cost term, as a mean
-        self._watch.hand_out(term, cost_term=True, weight=weight)
+        self._watch.hand_out(term, cost_term=True, weight=weight, divided=weight is None and self.accumulate > 1)
         return task_loss + term
 
     @contextmanager

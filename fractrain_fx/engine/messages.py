@@ -15,7 +15,9 @@ from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFinit
 
 __all__ = [
     "AGAIN",
+    "EVALUATION",
     "IF_RARER",
+    "UNDIVIDED",
     "check_batch",
     "gates_stay",
     "load_schedule",
@@ -36,6 +38,16 @@ _SHOWN = 4  # names in a message
 AGAIN = (
     "engine.loss was called again for the same run of the model: its samples are in the ledger twice, and the cost "
     "term of gates is in the gradients twice. Call it once for each run of the model, on the sum of the losses"
+)
+EVALUATION = (
+    "engine.loss was called for a forward in evaluation mode: there gradients are not rounded, and neither ledger, "
+    "stages nor the cost term of gates count it. Call model.train() before an epoch; to keep batch norms as they are, "
+    "switch these modules alone to evaluation"
+)
+UNDIVIDED = (
+    "backward got the whole result of engine.loss although Engine(accumulate=...) is more than 1, so the cost term of "
+    "gates is too strong by that number: divide what engine.loss gives, (engine.loss(loss) / accumulate).backward(), "
+    "and not the loss before it"
 )
 IF_RARER = ". If another optimizer moves them less often, there is nothing to do; end_epoch looks again"
 

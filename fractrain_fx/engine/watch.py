@@ -67,7 +67,17 @@ class LoopWatch:
         self._pulse = self._steps = 0
         self._runs = getattr(model, "gradient_runs", 0)
         self._told_unread = self._told_again = False
+        self._told_evaluation = self._told_undivided = False
         self._counted: weakref.ref[Tensor] | None = None  # no tensor: copies of an engine could not copy it
+
+    def is_evaluation(self) -> bool:
+        """Whether the loss is of a forward in evaluation mode; warns once if gradients flow through it."""
+        if self._model.training_forward.training:
+            return False
+        if torch.is_grad_enabled() and not self._told_evaluation:
+            self._told_evaluation = True
+            warnings.warn(messages.EVALUATION, stacklevel=4)
+        return True
 
     def batch(self, cp: Tensor) -> None:
         """Call before each loss. Raises or warns once the loop is known to go wrong.
@@ -102,10 +112,11 @@ class LoopWatch:
             warnings.warn(messages.AGAIN, stacklevel=4)
         self._counted = weakref.ref(cp)
 
-    def hand_out(self, part: Tensor, *, cost_term: bool, weight: float | None = None) -> None:
+    def hand_out(self, part: Tensor, *, cost_term: bool, weight: float | None = None, divided: bool = False) -> None:
         """Follow a part of the loss that the loop gets: the cost term, or the task's loss.
 
-        ``weight`` is what the loop said of it: below 1, the loop multiplies the loss by its inverse.
+        ``weight`` is what the loop said of it: below 1, the loop multiplies the loss by its inverse. ``divided``: the
+        loop divides the loss that it gets, to accumulate gradients.
         """
         if not part.requires_grad:
             return
@@ -113,7 +124,7 @@ class LoopWatch:
         self._unpaid += cost_term
         if cost_term or self._looks < _LOOKS:
             told_share = 1.0 if weight is None else min(1.0, weight)
-            part.register_hook(partial(self._reach_term, told_share) if cost_term else self._reach)
+            part.register_hook(partial(self._reach_term, told_share, divided) if cost_term else self._reach)
 
     def take_unpaid(self) -> int:
         """The number of cost terms handed out since the last call that backward has not reached."""
@@ -130,8 +141,11 @@ class LoopWatch:
         if self._judge(final=True):
             self._active, self._marks = False, None
 
-    def _reach_term(self, told_share: float, gradient: Tensor) -> None:
+    def _reach_term(self, told_share: float, divided: bool, gradient: Tensor) -> None:
         self._unpaid -= 1
+        if divided and self._active and self._looks < _LOOKS and not self._told_undivided and float(gradient) == 1:
+            self._told_undivided = True
+            warnings.warn(messages.UNDIVIDED, stacklevel=2)
         if self._unscaled and self._active and self._looks < _LOOKS:
             scale = told_share * float(gradient)
             if scale > 1.001:

@@ -155,6 +155,8 @@ class FracTrainCallback(Callback):
             before = self.engine.steps
             output = step(*args, **kwargs)
             added = self.engine.steps - before
+            if output is None and module.automatic_optimization and not added and self._values:
+                return None  # Lightning skips such a batch, and says so
             self._values = {}
             if not added:
                 output = self._add_cost(module, output)

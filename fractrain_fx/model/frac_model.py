@@ -46,6 +46,7 @@ class FracModel(Deployable):
         for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[name] = state.recording.train.__dict__[name]
         self.__dict__[OWN] = state
+        state.variants.train(self.training)  # what was inserted is new, and modules begin in training mode
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the rewritten graph: same arguments and output as the original. ``cost`` keeps the cost of this call.

@@ -123,12 +123,12 @@ class Properties(nn.Module):
     def stage(self) -> Stage | None:
         """The present stage: ``print(model.stage)`` gives ``2 of 4, FW-4/BW-6``.
 
-        Without an engine it is that of the bits that the model has; ``None`` if these are of no stage, or gates choose.
+        Without an engine, and after weights of another stage were loaded, it is that of the bits that the model has;
+        ``None`` if these are of no stage, or gates choose.
         """
-        run = noted_run(self)
-        if run is not None:
+        run, now, stages = noted_run(self), stage_of(self), self.frac_config.precision_stages
+        if run is not None and (not self.frac_config.scheduled or now == run.course.level):
             return Stage(run.course.stage + 1, len(run.course.levels), run.course.level)
-        now, stages = stage_of(self), self.frac_config.precision_stages
         if not self.frac_config.scheduled or now not in stages:
             return None
         return Stage(stages.index(now) + 1, len(stages), now)

@@ -144,7 +144,7 @@ class ModelState:
             with watched_step(self.watcher, variant.running[True].current, compiled, self.checkpointing is not None):
                 output, cost = run_graph(graph, values, variant.recording)
             self.watcher.note_choices(cost.choice)
-        self.last = Forward(cost, samples, tokens)
+        self.last = Forward(cost, samples, tokens, training)
         if trains or not self.waits:
             self.to_count, self.waits = self.last, trains
         if self.sharding is not None and training:

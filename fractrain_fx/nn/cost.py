@@ -41,12 +41,14 @@ class Cost(NamedTuple):
 class Forward(NamedTuple):
     """A forward of a model, with the cost of its batch.
 
-    ``samples`` is ``None`` if no input has samples, ``tokens`` if the inputs are not tokens.
+    ``samples`` is ``None`` if no input has samples, ``tokens`` if the inputs are not tokens. ``training``: it was in
+    training mode.
     """
 
     cost: Cost
     samples: int | None
     tokens: int | None
+    training: bool
 
     @property
     def batch(self) -> int:

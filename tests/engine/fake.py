@@ -36,7 +36,7 @@ class FakeModel(nn.Module):
 
     @property
     def training_forward(self) -> Forward:
-        return Forward(self.cost, self.batch, self.tokens)
+        return Forward(self.cost, self.batch, self.tokens, training=True)
 
     def count_forward(self) -> Forward:
         return self.training_forward

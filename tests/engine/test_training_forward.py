@@ -74,13 +74,16 @@ def test_cost_is_that_of_the_last_forward_whichever_it_was() -> None:
     assert (model.batch, model.training_forward.batch) == (3, 8)
 
 
-def test_losses_of_forwards_that_train_nothing_count_these() -> None:
+def test_losses_without_gradients_count_and_those_of_evaluations_do_not() -> None:
     model = rewritten()
     engine = Engine(model, epochs=1)
     engine.loss(model(torch.rand(8, 3, 8, 8)).square().mean())
     with torch.no_grad():
         engine.loss(model(torch.rand(3, 3, 8, 8)).square().mean())
     model.eval()
-    engine.loss(model(torch.rand(2, 3, 8, 8)).square().mean())
+    with torch.no_grad():
+        engine.loss(model(torch.rand(2, 3, 8, 8)).square().mean())
+    with pytest.warns(UserWarning, match="evaluation mode"):
+        engine.loss(model(torch.rand(2, 3, 8, 8)).square().mean())
     engine.end_epoch()
-    assert engine.ledger.samples == 13
+    assert engine.ledger.samples == 11

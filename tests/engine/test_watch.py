@@ -204,6 +204,18 @@ def test_an_epoch_without_training_is_no_alarm() -> None:
     engine.end_epoch()
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_loss_that_is_divided_before_the_cost_term_is_told_of(inside: bool) -> None:
+    model = rewritten()
+    engine = Engine(model, accumulate=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x, y in batches(4):
+            loss = F.cross_entropy(model(x), y)
+            (engine.loss(loss / 4) if inside else engine.loss(loss) / 4).backward()
+    assert len([one for one in caught if "divide what engine.loss gives" in str(one.message)]) == inside
+
+
 def test_gates_that_square_gradients_refuse_a_scaled_loss() -> None:
     model = rewritten(gate=GateConfig(gradient="fisher"))
     engine = Engine(model, accumulate=4)
@@ -297,6 +309,7 @@ def test_a_checkpoint_of_another_stage_does_not_move_the_engines(called: Called)
     with torch.no_grad():
         run(x)
     assert stage_of(model) == Precision(8, 8)  # as the checkpoint was trained
+    assert model.stage is not None and model.stage.level == Precision(8, 8)
     model.train()
     engine.loss(F.cross_entropy(run(x), y)).backward()
     assert stage_of(model) == Precision(3, 6) == engine.level and torch.equal(model.cost.cp, cost)

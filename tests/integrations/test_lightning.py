@@ -192,6 +192,19 @@ def test_what_drops_the_cost_term_is_told_what_to_write(tmp_path: Path) -> None:
         trainer_of(FracTrainCallback(), tmp_path).fit(Digits(TinyNet()), loaders()[0])
 
 
+def test_a_batch_may_be_skipped(tmp_path: Path) -> None:
+    class Skips(Digits):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, outputs: Any, *_: Any) -> None:
+            self.losses += [float(outputs["loss"])] if outputs else []
+
+    callback, module = FracTrainCallback(), Skips(rewritten())
+    trainer_of(callback, tmp_path).fit(module, loaders()[0])
+    assert len(module.losses) == 2 * 4 and len(callback.engine.ledger.rows) == 2
+
+
 def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
     config = FracConfig(method="pfq", schedule="manual", run=RunConfig(length=3), stages="FW(4,6,8)/BW(6,6,8)")
     callback = FracTrainCallback(stage_steps=4)

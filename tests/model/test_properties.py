@@ -28,6 +28,18 @@ class Named(nn.Module):
         return self.batch(self.ops(x)) * self.cost * self.macs
 
 
+@pytest.mark.parametrize("precision", ["4/8", None])
+def test_a_model_in_evaluation_mode_is_rewritten_to_one_in_evaluation_mode(precision: str | None) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    config = FracConfig(method="static", precision=precision) if precision else FracConfig(method="float")
+    model = build.rewritten(net, torch.randn(8, 4), config=config)
+    assert not model.training and not any(module.training for module in model.modules())
+    x = torch.randn(6, 4)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert torch.equal(model(x)[:2], model(x[:2]))
+    assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+
+
 def test_parts_of_the_original_are_reached_by_name_although_properties_hide_them() -> None:
     original = Named()
     model = fractrainify(original, config=FracConfig(method="float"), example_inputs=(torch.randn(2, 4),))

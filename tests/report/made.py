@@ -37,7 +37,7 @@ class Steered:
 
     @property
     def training_forward(self) -> Forward:
-        return Forward(self.cost, BATCH, None)
+        return Forward(self.cost, BATCH, None, training=True)
 
     def count_forward(self) -> Forward:
         return self.training_forward

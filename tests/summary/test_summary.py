@@ -27,6 +27,7 @@ from fractrain_fx import (
     plan,
     summarize,
 )
+from fractrain_fx.config.config import Method
 from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.summary.loud import loud_line
 from fractrain_fx.summary.numbers import plain_number, short_number, time_unit
@@ -208,6 +209,20 @@ def test_gradients_in_the_bits_they_need_are_said_to_cost_less() -> None:
 def test_the_cost_of_float_ops_under_gates_is_at_the_last_target() -> None:
     first, last = (summarize(rewritten("resnet18", targets=targets)).float_cost for targets in ((3.0,), (2.0, 3.5)))
     assert last / (1 - last) == pytest.approx(first / (1 - first) * 3.0 / 3.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["float", "static"])
+def test_a_recurrent_layer_that_gets_the_samples_first_is_named_also_with_rounded_weights(method: Method) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.lstm, self.last = nn.Linear(4, 4), nn.LSTM(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(self.last(self.lstm(self.first(x))[0]))
+
+    with pytest.warns(FracTrainWarning, match="lstm takes sequence-first inputs"):
+        fractrainify(Recurrent(), config=FracConfig(method=method), example_inputs=(torch.randn(5, 3, 4),))
 
 
 def test_sequence_first_parts_that_get_the_samples_first_are_named() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.passes.graph.facts import facts
 
 __all__ = ["samples_in_sequence", "sequence_first_parts", "sequence_first_words"]
@@ -43,11 +44,16 @@ def sequence_first_words(paths: Sequence[str]) -> str:
 
 def _inputs(graph_module: GraphModule, path: str) -> Iterator[Node]:
     """The activations from outside that a module's own nodes, or the node of its call, read."""
-    for node in graph_module.graph.nodes:
-        if path == node.target or path in node.meta.get("nn_module_stack", ()):
-            for source in node.all_input_nodes:
-                if source.target != path and path not in source.meta.get("nn_module_stack", ()):
-                    yield source
+    part = graph_module.get_submodule(path)
+
+    def is_inside(node: Node) -> bool:
+        if node.op == "call_module":  # with rounded weights it is called by a module around it
+            called = graph_module.get_submodule(str(node.target))
+            return (called.leaf if isinstance(called, QuantizedLeaf) else called) is part
+        return path in node.meta.get("nn_module_stack", ())
+
+    for node in filter(is_inside, graph_module.graph.nodes):
+        yield from (source for source in node.all_input_nodes if not is_inside(source))
 
 
 def _samples_first(node: Node) -> bool:
