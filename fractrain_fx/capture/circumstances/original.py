@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import is_, is_not
+from types import MemberDescriptorType
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.compare import copied, same
 from fractrain_fx.capture.source import is_within, listed, warn
+from fractrain_fx.capture.trees import PLAIN
 from fractrain_fx.errors import ModelError
 
 __all__ = ["OriginalCheck"]
@@ -45,15 +47,19 @@ _OF_ALL: Mapping[str, tuple[dict[int, Any], str]] = {
 class _Attribute:
     """An attribute that the recording read.
 
-    ``names`` is the dictionary in which it lies, empty for a variable of a closure and an attribute of a class; ``raw``
-    is its value there at the last comparison, ``value`` a copy of its value when it was recorded.
+    ``names`` is the dictionary in which it lies, empty for a variable of a closure, a slot and an attribute of a class;
+    ``raw`` is its value there at the last comparison, ``value`` a copy of its value when it was recorded. ``owner`` has
+    it if ``names`` does not: the class of an object, or what holds it.
     """
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        names = getattr(access.holder, "__dict__", {})
+        holder = access.holder
+        names = getattr(holder, "__dict__", None)
         self.names: dict[str, Any] = names if isinstance(names, dict) else {}
-        self.raw = self.names.get(access.place.name, ABSENT)
+        slotted = isinstance(getattr(type(holder), access.place.name, None), MemberDescriptorType)
+        self.owner = type(holder) if isinstance(names, dict) and not slotted else holder
+        self.look()
         self.value = copied(access.present())
         self.reported = False
 
@@ -63,8 +69,18 @@ class _Attribute:
         if not self.access.shared:
             holder, value = copy.deepcopy(holder, memo), _in_copy(value, memo)
         duplicate = _Attribute(replace(self.access, holder=holder))
-        duplicate.value, duplicate.reported = value, self.reported
+        if not isinstance(holder, Tensor):  # a copy of a parameter lacks attributes
+            duplicate.value = value
+        duplicate.reported = self.reported
         return duplicate
+
+    def look(self) -> None:
+        """Note the present value in ``names``."""
+        self.raw = dict.get(self.names, self.access.place.name, ABSENT)
+
+    def beyond(self) -> Any:
+        """Its value in ``owner``, if it does not lie in ``names``."""
+        return getattr(self.owner, self.access.place.name, ABSENT) if self.raw is ABSENT else ABSENT
 
 
 def _in_copy(value: Any, memo: dict[int, Any]) -> Any:
@@ -152,11 +168,12 @@ class OriginalCheck:
     def _changed_attributes(self) -> Iterator[str]:
         """The attributes whose value has changed since recording, in words; each is reported once."""
         for attribute in self._attributes:
-            now, place = attribute.access.present(), attribute.access.place
-            if not (attribute.reported or same(attribute.value, now) or _says_no_cache(place, attribute.value, now)):
+            now, place, before = attribute.access.present(), attribute.access.place, attribute.value
+            harmless = _says_no_cache(place, before, now) or (attribute.access.shared and _only_filled(before, now))
+            if not (attribute.reported or same(before, now) or harmless):
                 yield f"{place} was {_in_words(attribute.value)} when the model was recorded and is {_in_words(now)}"
                 attribute.reported = True
-            attribute.raw = attribute.names.get(place.name, ABSENT)
+            attribute.look()
 
     def _new_hooks(self) -> Iterator[str]:
         """Hooks that were added since the last comparison, in words."""
@@ -179,7 +196,13 @@ class OriginalCheck:
         parameters = [(owner, name) for owner in owners for name, x in owner.items() if x is not None]
         self._owners = [owner for owner, _ in parameters]
         self._parameters = [name for _, name in parameters]
-        held = (attribute.raw for attribute in self._attributes if not attribute.reported)
+        looks = {(id(each.owner), each.access.place.name): each for each in self._attributes if each.raw is ABSENT}
+        stable = [each for each in looks.values() if each.beyond() is each.beyond()]
+        self._holders = [each.owner for each in stable]
+        self._held_names = [each.access.place.name for each in stable]
+        self._held = [each.beyond() for each in stable]
+        compared = (each for each in self._attributes if not (each.reported or _is_registry(each)))
+        held = (each.beyond() if each.raw is ABSENT else each.raw for each in compared)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
         hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOK_KINDS)
         of_all = (hooks for hooks, _ in _OF_ALL.values())
@@ -189,6 +212,7 @@ class OriginalCheck:
     def _as_noted(self) -> bool:
         return (
             all(map(is_, map(dict.get, self._dictionaries, self._names, repeat(ABSENT)), self._values))
+            and all(map(is_, map(getattr, self._holders, self._held_names, repeat(ABSENT)), self._held))
             and all(map(is_not, map(dict.get, self._owners, self._parameters), repeat(None)))
             and list(map(len, self._counted)) == self._counts
             and all(len(part) == len(items) and all(map(is_, part, items)) for part, items in self._contents)
@@ -203,11 +227,24 @@ def _says_no_cache(place: AttributePath, before: Any, now: Any) -> bool:
     return place.name == "use_cache" and bool(place.held) and before is ABSENT and now is False
 
 
+def _is_registry(attribute: _Attribute) -> bool:
+    """Whether an attribute outside the model is a dictionary of functions and classes, which holds no settings."""
+    value = attribute.value
+    return attribute.access.shared and isinstance(value, dict) and bool(value) and all(map(callable, value.values()))
+
+
+def _only_filled(before: Any, now: Any) -> bool:
+    """Whether a dictionary outside the model has only more entries, none of them a setting: a registry, or a cache."""
+    if not (isinstance(before, dict) and isinstance(now, dict) and before.keys() <= now.keys()):
+        return False
+    added = (now[key] for key in now.keys() - before.keys())
+    return all(same(value, now[key]) for key, value in before.items()) and not any(isinstance(x, PLAIN) for x in added)
+
+
 def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
     """The small containers in an attribute, each as something whose items can be compared by identity."""
     parts: list[Collection[Any]] = []
-    # Keys that are weak references have no length.
-    if isinstance(value, Mapping) and len(value) <= _SMALL and isinstance(value.keys(), Sized):
+    if isinstance(value, dict) and len(value) <= _SMALL:
         parts = [value.keys(), value.values()]
     elif isinstance(value, (list, set, deque)) and len(value) <= _SMALL:
         parts = [value]
