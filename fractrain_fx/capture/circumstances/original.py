@@ -131,6 +131,16 @@ class OriginalCheck:
             )
         self._note()
 
+    def adopt(self) -> None:
+        """Take over what a run of the original, which compared it with its graph, has changed outside the model."""
+        if not self._as_noted():
+            for attribute in self._attributes:
+                now = attribute.access.present()
+                if not same(attribute.value, now):
+                    attribute.value = copied(now)
+                attribute.look()
+            self._note()
+
     def reads(self, name: str) -> bool:
         """Whether the recording read this attribute of the model itself, or found that it is missing."""
         return any(str(attribute.access.place) == name for attribute in self._attributes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -129,7 +131,8 @@ class Registry:
 
 
 TABLES: dict[int, Tensor] = {}
-REGISTRY = Registry()
+COUNTS: Counter[str] = Counter()
+REGISTRY, LOG = Registry(), logging.getLogger(__name__)
 
 
 @functools.lru_cache
@@ -143,20 +146,29 @@ def _kept(n: int) -> Tensor:
     return TABLES[n]
 
 
+def _logged(x: Tensor) -> Tensor:
+    COUNTS["calls"] += 1
+    LOG.debug("call %d", COUNTS["calls"])
+    return x * 2
+
+
 SILENT: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any]]] = {
     "a cache of Python": (lambda x: x * _cached(x.shape[0])[:, None], _cached.cache_clear),
     "a table that forward fills": (lambda x: x * _kept(x.shape[0])[:, None], lambda: _kept(50)),
     "a registry": (lambda x: REGISTRY["double"](x), lambda: REGISTRY.register("triple", lambda x: 3 * x)),
+    "a logger": (_logged, lambda: LOG.setLevel(logging.ERROR)),
 }
 
 
 @pytest.mark.parametrize("place", SILENT)
-def test_caches_and_registries_are_no_settings(place: str) -> None:
+def test_caches_registries_and_logs_are_no_settings(place: str) -> None:
     class Reads(TwoLayers):
         def forward(self, x: Tensor) -> Tensor:
             return self.b(SILENT[place][0](self.a(x)))
 
-    model = fractrainify(Reads(), config=FLOAT, example_inputs=(ROWS,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FracTrainWarning)  # a count is worth a note
+        model = fractrainify(Reads(), config=FLOAT, example_inputs=(ROWS,))
     with warnings.catch_warnings():
         warnings.simplefilter("error", FracTrainWarning)
         SILENT[place][1]()
