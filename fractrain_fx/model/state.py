@@ -134,7 +134,11 @@ class ModelState:
             warn(_PROVISIONAL)
         if self.sharding is not None:
             self.sharding.require_call()
+        compared = self.variants.compared
+        runs = compared.runs
         variant, values = self.variants.choose(args, kwargs, training)
+        if not compiling and compared.runs > runs:
+            self.as_recorded.adopt()
         samples, tokens = variant.count(values), token_count(values)
         graph = self._graph(variant, training)
         if compiling or not counts_step(self.watcher, training):

@@ -49,7 +49,8 @@ class Attributes:
             places += [(kind, name, wrapper(getattr(kind, name))) for kind in kinds]
         with replaced(*places):
             yield
-        self.variables = list(variables(self._model, self._recorder.codes, self._places))
+        seen = [key for key, (holder, *_) in self._places.items() if not isinstance(holder, SimpleNamespace)]
+        self.variables = list(variables(self._model, self._recorder.codes, frozenset(seen)))
 
     def carried(self) -> list[Access]:
         """Attributes that the run read before it gave them another value."""

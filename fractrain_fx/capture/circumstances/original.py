@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
-from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import is_, is_not
@@ -16,10 +15,11 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.access import ABSENT, Access, AttributePath
+from fractrain_fx.capture.circumstances.access import ABSENT, Access
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
-from fractrain_fx.capture.compare import copied, same
+from fractrain_fx.capture.circumstances.watched import WatchedAttribute
+from fractrain_fx.capture.compare import same
 from fractrain_fx.capture.source import is_within, listed, warn
 from fractrain_fx.capture.trees import version_of
 from fractrain_fx.errors import ModelError
@@ -43,42 +43,6 @@ _OF_ALL: Mapping[str, tuple[dict[int, Any], str]] = {
 """Hooks that torch runs on all modules."""
 
 
-class _Attribute:
-    """An attribute that the recording read.
-
-    ``names`` is the dictionary in which it lies, empty for a variable of a closure and an attribute of a class; ``raw``
-    is its value there at the last comparison, ``value`` a copy of its value when it was recorded.
-    """
-
-    def __init__(self, access: Access) -> None:
-        self.access = access
-        names = getattr(access.holder, "__dict__", {})
-        self.names: dict[str, Any] = names if isinstance(names, dict) else {}
-        self.raw = self.names.get(access.place.name, ABSENT)
-        self.value = copied(access.present())
-        if access.by_value:
-            self.value = self.value.detach().clone()
-        self.reported = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Attribute:
-        """The attribute of a copy of the model."""
-        holder, value = self.access.holder, self.value
-        if not self.access.shared:
-            holder, value = copy.deepcopy(holder, memo), _in_copy(value, memo)
-        duplicate = _Attribute(replace(self.access, holder=holder))
-        duplicate.value, duplicate.reported = value, self.reported
-        return duplicate
-
-
-def _in_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """A recorded value with the objects of a copied model, which are in ``memo``, in place of those of the model."""
-    if type(value) in (list, tuple, deque):
-        return type(value)(_in_copy(part, memo) for part in value)
-    if type(value) is dict:
-        return {key: _in_copy(part, memo) for key, part in value.items()}
-    return memo.get(id(value), value)
-
-
 class OriginalCheck:
     """The structure, attributes and hooks of a model that its graphs were recorded from.
 
@@ -92,7 +56,7 @@ class OriginalCheck:
         self.structure = Structure(model, graph_module, frozenset(called))
         modules = self.structure.modules
         self.uncalled = {path: module for path, module in modules.items() if not is_within(path, called)}
-        self._attributes = list(map(_Attribute, read))
+        self._attributes = list(map(WatchedAttribute, read))
         self._hooks = {path: set(_hooks_of(module)) for path, module in self.uncalled.items()}
         self._of_all = set(_hooks_of_all())
         self._note()
@@ -122,8 +86,18 @@ class OriginalCheck:
         """Watch the attributes that another recording read, too."""
         known = {(id(attribute.access.holder), attribute.access.place.name) for attribute in self._attributes}
         new = [access for access in read if (id(access.holder), access.place.name) not in known]
-        self._attributes += map(_Attribute, new)
+        self._attributes += map(WatchedAttribute, new)
         self._note()
+
+    def adopt(self) -> None:
+        """Take over what a run of the original, which compared it with its graph, has changed outside the model."""
+        if not self._as_noted():
+            for attribute in self._attributes:
+                now = attribute.access.present()
+                if not same(attribute.value, now):
+                    attribute.value = attribute.kept()
+                attribute.look()
+            self._note()
 
     def reads(self, name: str) -> bool:
         """Whether the recording read this attribute of the model itself, or found that it is missing."""
@@ -162,11 +136,11 @@ class OriginalCheck:
     def _changed_attributes(self) -> Iterator[str]:
         """The attributes whose value has changed since recording, in words; each is reported once."""
         for attribute in self._attributes:
-            now, place = attribute.access.present(), attribute.access.place
-            if not (attribute.reported or same(attribute.value, now) or _says_no_cache(place, attribute.value, now)):
-                yield f"{place} was {_in_words(attribute.value)} when the model was recorded and is {_in_words(now)}"
+            if attribute.has_changed() and not attribute.reported:
+                before, now = map(_in_words, (attribute.value, attribute.access.present()))
+                yield f"{attribute.access.place} was {before} when the model was recorded and is {now}"
                 attribute.reported = True
-            attribute.raw = attribute.names.get(place.name, ABSENT)
+            attribute.look()
 
     def _new_hooks(self) -> Iterator[str]:
         """Hooks that were added since the last comparison, in words."""
@@ -189,7 +163,13 @@ class OriginalCheck:
         parameters = [(owner, name) for owner in owners for name, x in owner.items() if x is not None]
         self._owners = [owner for owner, _ in parameters]
         self._parameters = [name for _, name in parameters]
-        held = (attribute.raw for attribute in self._attributes if not attribute.reported)
+        looks = {(id(each.owner), each.access.place.name): each for each in self._attributes if each.raw is ABSENT}
+        stable = [each for each in looks.values() if each.beyond() is each.beyond()]
+        self._holders = [each.owner for each in stable]
+        self._held_names = [each.access.place.name for each in stable]
+        self._held = [each.beyond() for each in stable]
+        compared = (each for each in self._attributes if not (each.reported or each.is_registry))
+        held = (each.beyond() if each.raw is ABSENT else each.raw for each in compared)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         self._versions = list(map(version_of, self._tensors))
@@ -201,6 +181,7 @@ class OriginalCheck:
     def _as_noted(self) -> bool:
         return (
             all(map(is_, map(dict.get, self._dictionaries, self._names, repeat(ABSENT)), self._values))
+            and all(map(is_, map(getattr, self._holders, self._held_names, repeat(ABSENT)), self._held))
             and all(map(is_not, map(dict.get, self._owners, self._parameters), repeat(None)))
             and list(map(len, self._counted)) == self._counts
             and list(map(version_of, self._tensors)) == self._versions
@@ -208,19 +189,10 @@ class OriginalCheck:
         )
 
 
-def _says_no_cache(place: AttributePath, before: Any, now: Any) -> bool:
-    """Whether ``use_cache=False`` was set where it was missing, as Hugging Face's Trainer does on every configuration.
-
-    A model of transformers reads a missing one as no cache.
-    """
-    return place.name == "use_cache" and bool(place.held) and before is ABSENT and now is False
-
-
 def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
     """The small containers in an attribute, each as something whose items can be compared by identity."""
     parts: list[Collection[Any]] = []
-    # Keys that are weak references have no length.
-    if isinstance(value, Mapping) and len(value) <= _SMALL and isinstance(value.keys(), Sized):
+    if isinstance(value, dict) and len(value) <= _SMALL:
         parts = [value.keys(), value.values()]
     elif isinstance(value, (list, set, deque)) and len(value) <= _SMALL:
         parts = [value]

@@ -56,6 +56,9 @@ class Calls:
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor and path is not None:
             masks = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
             self.padded |= {} if masks is None else {path: None}
+        if not recorder.writer.paused and path is not None and path not in self._leaves:
+            recorder.codes.note(sys._getframe(2))
+            recorder.codes.note_forward(module)
         if recorder.writer.paused or path is None or module is self.root:
             return forward(module, *args, **kwargs)
         depth = Depth.LEAF if path in self._leaves else depth_of(module)
@@ -172,6 +175,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         real = apply.__get__(None, cls)
         if recorder.writer.paused:
             return real(*args, **kwargs)
+        recorder.codes.note(sys._getframe(1))
         watched = recorder.watch(args, kwargs)
         name, backward = cls.__name__, contractions_in_backward(cls)
         with recorder.pause(), recorder.hidden.counted(f"the autograd Function {name}", name, backward):

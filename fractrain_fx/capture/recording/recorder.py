@@ -7,7 +7,6 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.model_errors import is_out_of_memory
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
+from fractrain_fx.capture.recording.codes import Codes
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, EffectWatch, Written
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
@@ -29,7 +29,7 @@ from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.capture.recording.writer import Return, UnrepresentableError, ValueSource, Writer
 from fractrain_fx.capture.sizes.results import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
-from fractrain_fx.capture.source import by_capture, by_library, outside_capture, outward
+from fractrain_fx.capture.source import by_library, outside_capture
 from fractrain_fx.capture.trees import holds_tensor, tensors_in
 
 __all__ = ["CAUGHT", "Recorder"]
@@ -43,6 +43,7 @@ class Mark(NamedTuple):
 
     last: Node
     contractions: int
+    codes: int
     obstacles: int
     reads: int
     sizes: int
@@ -59,8 +60,8 @@ class Recorder(TorchFunctionMode):
     ``returns`` has module calls in the order in which they ended; ``contractions`` counts the written ones through
     which a gradient flows. ``failed`` is the path of the innermost module in whose forward an error was raised.
     ``refused`` has functions and methods that cannot be kept as one call, although they should. ``paths`` (of modules)
-    and ``handles`` (of hooks on tensors, each with its node) go by identity. ``codes`` has the model's own code that
-    made calls, with its global variables, and ``written`` the buffers that Python code replaced.
+    and ``handles`` (of hooks on tensors, each with its node) go by identity. ``written``
+    has the buffers that Python code replaced.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -77,7 +78,7 @@ class Recorder(TorchFunctionMode):
         self.written = Written(model, self.writer)
         self.hidden = HiddenCalls()
         self.handles: dict[int, tuple[Any, Node]] = {}
-        self.codes: dict[CodeType, dict[str, Any]] = {}
+        self.codes = Codes()
         self.effects = Effects(model, self._set_unseen)
 
     @contextlib.contextmanager
@@ -116,7 +117,7 @@ class Recorder(TorchFunctionMode):
 
     def mark(self) -> Mark:
         """The present point of the recording."""
-        return Mark(self.writer.last, self.contractions, *map(len, self._noted()))
+        return Mark(self.writer.last, self.contractions, len(self.codes), *map(len, self._noted()))
 
     def _noted(self) -> tuple[list[Any], ...]:
         """Everything that is noted in order, as in :class:`Mark`."""
@@ -128,8 +129,9 @@ class Recorder(TorchFunctionMode):
         self.hidden.expect(MODULE, "", products)
         while self.writer.last is not mark.last:
             self.writer.graph.erase_node(self.writer.last)
-        for noted, count in zip(self._noted(), mark[2:], strict=True):
+        for noted, count in zip(self._noted(), mark[3:], strict=True):
             del noted[count:]
+        self.codes.forget(mark.codes)
 
     def writes(self, value: Any) -> bool:
         """Whether a value can be a node's argument."""
@@ -216,7 +218,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.writer.paused:
             return self.hidden.seen(func, func(*args, **kwargs))
-        self._note_code(sys._getframe(1))
+        self.codes.note(sys._getframe(1))
         through = targets.call_through(func, args, kwargs)
         if through is not None:
             with self:
@@ -252,13 +254,6 @@ class Recorder(TorchFunctionMode):
             return write_closed(self, name, func, args, kwargs, result, watched)
         self.reads.cut(name, args, kwargs, result)
         return result
-
-    def _note_code(self, frame: FrameType) -> None:
-        for outer in outward(frame):
-            if outer.f_code in self.codes or by_capture(outer):
-                return
-            if not by_library(outer):
-                self.codes[outer.f_code] = outer.f_globals
 
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name == "shape":

@@ -43,6 +43,7 @@ class ComparedCalls:
 
     Attributes:
         differed: whether a recording differed from the model although its guards held.
+        runs: the number of comparisons.
     """
 
     def __init__(self, model: nn.Module, limit: int, every: int) -> None:
@@ -51,6 +52,7 @@ class ComparedCalls:
         self._kinds: set[Hashable] = set()
         self._counts: Counter[int] = Counter()
         self.differed = False
+        self.runs = 0
 
     def difference_on_first(self, variant: Variant, call: Call, training: bool, kind: Hashable) -> str | None:
         """The difference on a call, in words; ``None`` if there is none, or if the call is not a first one.
@@ -102,6 +104,7 @@ class ComparedCalls:
             )
 
     def _difference(self, variant: Variant, call: Call, training: bool, errors: Errors = "both") -> str | None:
+        self.runs += 1
         return variant.recording.difference(self._model, *call, training, errors)
 
     def _compares(self, variant: Variant) -> bool:

@@ -66,6 +66,7 @@ class Variants:
 
     Attributes:
         first: the recording that users see.
+        compared: the comparisons with the model.
         closed: the reason that the model is not recorded again from now on, with the way out, as a sentence for the
             message; ``None`` if it may be.
         on_recorded: called with each further recording.
@@ -87,7 +88,7 @@ class Variants:
         self._fixed: dict[int, set[int]] = {}
         self._compiled_calls = CompiledCalls(original, self.first, self)
         self._watched = Watched(original)
-        self._compared = ComparedCalls(original, config.run.compared_calls, config.run.compare_every)
+        self.compared = ComparedCalls(original, config.run.compared_calls, config.run.compare_every)
         self._unsure: Variant | None = None  # recorded for a difference, and not yet compared on another call
         self._recorded = {form_of_call(0, first.inputs)}
         self._note_conditions(0, first)
@@ -116,7 +117,7 @@ class Variants:
     def _counted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> tuple[Variant, Values]:
         variant, values = self._choose(args, kwargs, training)
         if self.closed is None:
-            self._compared.count(variant, (args, kwargs), training)
+            self.compared.count(variant, (args, kwargs), training)
         return variant, values
 
     def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> tuple[Variant, Values]:
@@ -140,7 +141,7 @@ class Variants:
             variant = self._find(form, values, (args, kwargs), training, why, kind)
             values = values if why is None else variant.recording.call.bind(args, kwargs)
             self._compiled_calls.note(form, values, training, variant)
-            if look.attributes and self._compared.differed:
+            if look.attributes and self.compared.differed:
                 self._compiled_calls.by_attributes = True
             if variant is self._unsure:
                 return variant, values
@@ -191,7 +192,7 @@ class Variants:
             )
         first = self.first
         alike = form == 0 and tuple(map(len, shapes_of(values))) == first.dimensions
-        alike = alike and self._holds_always and not self._compared.differed
+        alike = alike and self._holds_always and not self.compared.differed
         alike = alike and first.recording.takes_types(values)
         return self._compiled_calls.choose(form, values, training, (self.first, *self._others), as_first=alike)
 
@@ -204,7 +205,7 @@ class Variants:
             changed = variant.changed_circumstance(values, training)
             condition = str(changed) if changed else variant.failed_condition(values, self._original, training)
             if condition is None and self.closed is None:
-                unseen = self._compared.difference_on_first(variant, call, training, kind)
+                unseen = self.compared.difference_on_first(variant, call, training, kind)
                 if unseen is not None:
                     condition = f"calls on which it equals its graph; here {unseen}"
                     as_recorded = variant.recording.holds_again(self._original, training)
@@ -257,7 +258,7 @@ class Variants:
         recordings, forms = len(self._others), len(self._forms)
         try:
             new = self._record(form, call, training, joined)
-            if again := self._compared.difference_on_first(new, call, training, kind):
+            if again := self.compared.difference_on_first(new, call, training, kind):
                 raise InputError(f"the new recording differs from the model too: {again}")
             words = "%s is recorded again (%d of at most %d recordings), because this call %s"
             name, limit = type(self._original).__name__, self._config.run.recordings

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import timm
 import torch
 import transformers
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel
+from fractrain_fx.errors import FracTrainWarning
 from tests.build import made_once
 from tests.build import rewritten as build_rewritten
 
@@ -72,3 +76,25 @@ def gpt2(config: FracConfig = FLOAT) -> FracModel:
 def original_of(model: FracModel) -> Any:
     """The original as somebody holds it who kept it from before."""
     return model._state.original
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+def told_once(model: FracModel, change: Callable[[], Any], words: str = "without effect") -> None:
+    """Check that a change is told at the next call and no more, and that nothing is told before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FracTrainWarning)
+        model(ROWS)
+        model.eval()
+        model.train()
+    change()
+    with pytest.warns(FracTrainWarning, match=words):
+        model(ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FracTrainWarning)
+        model(ROWS)
+        model.eval()
