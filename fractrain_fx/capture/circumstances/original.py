@@ -171,7 +171,8 @@ class OriginalCheck:
         compared = (each for each in self._attributes if not (each.reported or each.is_registry))
         held = (each.beyond() if each.raw is ABSENT else each.raw for each in compared)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
-        self._tensors = [value for value in self._values if isinstance(value, Tensor)]
+        by_value = (each.raw for each in self._attributes if each.access.by_value)
+        self._tensors = [x for x in by_value if isinstance(x, Tensor)]
         self._versions = list(map(version_of, self._tensors))
         hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOK_KINDS)
         of_all = (hooks for hooks, _ in _OF_ALL.values())
