@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
@@ -21,7 +22,8 @@ def check_kinds(settings: Any, prefix: str = "") -> None:
     """Raise a ``ConfigError`` for a field whose value is not of its annotation's kind.
 
     Numbers, switches, text, words of a ``Literal`` and dataclasses are checked, also where ``None`` is possible. Fields
-    of several kinds and lists are left to their own checks.
+    of several kinds and lists are left to their own checks. Text such as ``1e-3`` becomes the number where a number
+    belongs.
 
     Args:
         settings: a dataclass.
@@ -31,6 +33,9 @@ def check_kinds(settings: Any, prefix: str = "") -> None:
         value = getattr(settings, name)
         if value is None and optional:
             continue
+        if kind is float and isinstance(value, str):
+            value = _read(value)
+            object.__setattr__(settings, name, value)
         if get_origin(kind) is Literal:
             known = get_args(kind)
             if value not in known:
@@ -69,8 +74,13 @@ def require_numbers(name: str, value: Any, example: str, *, whole: bool = False)
     """Raise a ``ConfigError`` for anything but a list of numbers, or of whole numbers."""
     require_sequence(name, value, example)
     kind = Integral if whole else Real
-    if not all(isinstance(number, kind) and not isinstance(number, bool) for number in value):
+    if not all(isinstance(_read(number), kind) and not isinstance(number, bool) for number in value):
         raise ConfigError(f"{name}={value!r} must be {'whole ' if whole else ''}numbers: write {name}={example}")
+
+
+def _read(value: Any) -> Any:
+    """The number that text such as ``1e-3`` means, which YAML 1.1 reads as text because it has no point."""
+    return float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value) else value
 
 
 def _fields(settings: type) -> Iterator[tuple[str, Any, bool]]:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from fractrain_fx.durable import write_text, writing
-from fractrain_fx.errors import RunError
+from fractrain_fx.errors import InputError, RunError, near
 from fractrain_fx.numerics.statistics import Statistics
 from fractrain_fx.numerics.table import Printed, step_table
 
@@ -101,11 +101,13 @@ class WatchedStep(Printed):
             as_if: the other format.
 
         Raises:
-            KeyError: the step has no such operand.
+            InputError: the step has no such operand.
         """
         record = find_record(self.operands, op, operand, product, as_if)
         if record is None:
-            raise KeyError(f"step {self.step} has no operand {operand!r} of {op!r}" + (f" as {as_if}" if as_if else ""))
+            words = f"step {self.step} has no operand {operand!r} of {op!r}" + (f" as {as_if}" if as_if else "")
+            ops = {record.op: None for record in self.operands}
+            raise InputError(f"{words}.{'' if op in ops else near(op, ops)} The step lists them all when it is printed")
         return record.statistics
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

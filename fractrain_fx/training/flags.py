@@ -116,11 +116,13 @@ def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for text in arguments["set"] or ():
         name, equals, value = text.partition("=")
         _require_setting(name, equals)
-        head, _, part = (name if name != "schedule" else "schedule.kind").partition(".")
+        setting = _value(value)
+        by_word = name == "schedule" and not isinstance(setting, Mapping)
+        head, _, part = ("schedule.kind" if by_word else name).partition(".")
         holder = also.setdefault(head, {}) if part else also
         if (part or head) in holder or name in settings:
             raise ConfigError(f"{name} is given twice: leave out one of the two")
-        holder[part or head] = _value(value)
+        holder[part or head] = setting
     return merged(settings, also)
 
 

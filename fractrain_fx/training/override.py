@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.config.plain import GROUPS
 from fractrain_fx.config.schedule import SCHEDULES, ByLength
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.training.data import IMAGES, TEXTS
 from fractrain_fx.zoo.recipes import read_recipe
 
-__all__ = ["from_recipe", "merged", "overridden"]
+if TYPE_CHECKING:
+    from fractrain_fx.training.settings import RunSettings
+
+__all__ = ["from_recipe", "merged", "overridden", "refuse_unread"]
+
+# Settings that change nothing under some values of another one.
+_UNREAD: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("method", ("float", "static", "pfq"), ("gate_lr", "gate_lr_factor")),
+    ("method", ("float",), ("schedule", "format", "pins", "attention")),
+    ("lr_schedule", ("cosine", "inverse-sqrt", "constant"), ("milestones", "lr_decay")),
+    ("optimizer", ("sgd",), ("betas", "eps")),
+    ("data", TEXTS, ("image_size",)),
+    ("data", IMAGES, ("block_length",)),
+]
 
 
 def from_recipe(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -21,6 +36,32 @@ def from_recipe(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     name = values.get("recipe")
     return values if name is None else overridden(read_recipe(name)["settings"], values)
+
+
+def refuse_unread(settings: RunSettings) -> None:
+    """Raise a ``ConfigError`` for a setting that would change nothing, and is neither a default nor the recipe's."""
+    values = _flat(settings)
+    values["optimizer"] = values["optimizer"] or ("sgd" if settings.data in IMAGES else "adamw")
+    for kind, chosen, names in _UNREAD:
+        given = [name for name in names if values[kind] in chosen and values[name] != _usual(settings, name)]
+        if given and settings.recipe is not None:
+            start = _flat(type(settings).from_dict(read_recipe(settings.recipe)["settings"]))
+            given = [name for name in given if values[name] != start[name]]
+        if given:
+            shown = ", ".join(f"{name}={settings.to_dict()[name]!r}" for name in given)
+            raise ConfigError(f"{shown} changes nothing for {kind} {values[kind]!r}: leave it out")
+
+
+def _flat(settings: RunSettings) -> dict[str, Any]:
+    """The settings of a run by name, without its parts."""
+    return {**vars(settings), **vars(settings.frac), **vars(settings.train)}
+
+
+def _usual(settings: RunSettings, name: str) -> Any:
+    """The default of a setting."""
+    parts = (type(settings), type(settings.train), type(settings.frac))
+    (field,) = (field for part in parts for field in fields(part) if field.name == name)
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def overridden(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,9 +91,9 @@ def merged(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     if start.get("schedule") is not None and given.get("schedule") is not None:
         before, changes = (_part(settings["schedule"], "kind") for settings in (start, given))
         kind = changes.get("kind", before.get("kind", ByLength.kind))
-        known = [field.name for field in fields(SCHEDULES[kind])] if kind in SCHEDULES else []
+        known = [field.name for field in fields(SCHEDULES[kind])] if kind in list(SCHEDULES) else []
         shared = {key: value for key, value in before.items() if key in known}
-        values["schedule"] = {"kind": kind, **shared, **changes} if shared or len(changes) > 1 else kind
+        values["schedule"] = {"kind": kind, **shared, **changes} if shared or changes.keys() - {"kind"} else kind
     return values
 
 

@@ -13,7 +13,7 @@ from fractrain_fx.config.plain import read_yaml, write_yaml
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.data.dataset import Augmentation
 from fractrain_fx.training.data.splits import Setting
-from fractrain_fx.training.override import from_recipe
+from fractrain_fx.training.override import from_recipe, refuse_unread
 
 __all__ = ["RunSettings", "TrainSettings", "flat_name", "identity"]
 
@@ -201,10 +201,7 @@ class RunSettings:
             raise ConfigError(
                 f"pretrain_epochs={self.pretrain_epochs}: write 1 or more, with setting adaptation or fine-tuning"
             )
-        settings = {name: getattr(self.train, name) for name in _OF_GATES}
-        if not self.frac.gated and settings != _OF_GATES:
-            changed = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value != _OF_GATES[name])
-            raise ConfigError(f"{changed} changes nothing for method {self.frac.method!r}, which has no gates")
+        refuse_unread(self)
         if self.frac.gated and self.frac.gate.gradient == "fisher" and self.train.mixed_precision == "fp16":
             raise ConfigError(
                 "gate.gradient='fisher' squares gradients, and mixed_precision='fp16' scales them: write "

@@ -517,7 +517,7 @@ def test_engine_and_ledger_print_as_tables_and_lines() -> None:
     for _ in range(12):
         epoch(engine, model)
     assert repr(engine).splitlines() == [
-        "Engine: pfq, stage 4 of 4 by Algorithm 1, with the last stage begun between 40 and 75 % of the run",
+        "Engine: pfq, stage 4 of 4 by Algorithm 1, with the last stage begun at 75 % of the run",
         "   stage      level  samples",
         "       1  FW-3/BW-6       24",
         "       2  FW-4/BW-6       24",

@@ -98,6 +98,15 @@ def test_the_default_begins_a_stage_when_the_loss_is_flat_and_within_bounds() ->
     assert plan_stages(FracConfig(run=RunConfig(length=100)), TARGETS).name == plan.name
 
 
+@pytest.mark.parametrize(
+    ("epochs", "bounds"), [(10, "at 70"), (16, "at 75"), (30, "between 50 and 73"), (40, "between 40 and 75")]
+)
+def test_the_bounds_of_the_last_stage_are_those_of_a_flat_and_of_a_falling_loss(epochs: int, bounds: str) -> None:
+    plan = plan_stages(FracConfig(), TARGETS, LoopLength(epochs))
+    assert plan.name == f"Algorithm 1, with the last stage begun {bounds} % of the run"
+    assert walk(plan, [1.0] * epochs).index(3) == plan.soonest
+
+
 @given(
     windows=st.integers(3, 300),
     stages=st.integers(2, 4),

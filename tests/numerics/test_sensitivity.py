@@ -224,6 +224,12 @@ def test_mistakes_are_named(net: Trained, arguments: dict[str, object], error: t
         sensitivity(net.model, net.batches, **{"criterion": net.criterion, **arguments})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("batch", [{"x": torch.zeros(2, 4)}, torch.zeros(2, 4), (torch.zeros(2, 4),)])
+def test_a_batch_without_targets_for_the_criterion_is_named(batch: object) -> None:
+    with pytest.raises(InputError, match=rf"a batch must be \(inputs, targets\), not a {type(batch).__name__}"):
+        sensitivity(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), [batch] * 4, criterion=F.cross_entropy)
+
+
 def test_a_config_for_a_rewritten_model_is_refused(net: Trained) -> None:
     model = fractrainify(net.model, config=FracConfig(method="static"), example_inputs=(net.batches[0][0],))
     with pytest.raises(ConfigError, match="leave it out"):

@@ -169,8 +169,10 @@ def test_another_format_or_precision_is_measured_on_the_same_tensors() -> None:
     assert (at_4.bits, seen.of("hidden", "g", "EB", "FW-4/BW-6").bits) == (4, 6)
     assert at_8.lo == at_4.lo == seen.of("hidden", "x", "FW", "mxfp4").lo
     assert [seen.of("hidden", "x", product, "mxfp8-nvfp4").bits for product in ("FW", "GC")] == [8, 4]
-    with pytest.raises(KeyError, match="no operand 'x' of 'hidden' as mx"):
+    with pytest.raises(InputError, match="no operand 'x' of 'hidden' as mx"):
         seen.of("hidden", "x", "FW", "mx")
+    with pytest.raises(InputError, match=r"no operand 'x' of 'hiden'\. Did you mean 'hidden'"):
+        seen.of("hiden", "x")
 
 
 def test_a_block_format_is_measured_as_each_product_rounds_it() -> None:

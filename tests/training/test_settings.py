@@ -10,23 +10,40 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from jsonargparse import ArgumentParser
 
-from fractrain_fx.config import CostTargets, Fixed, FracConfig, GateConfig, Manual, Pin, Precision, RunConfig, Steps
+from fractrain_fx.config import (
+    CostTargets,
+    Cyclic,
+    Fixed,
+    FracConfig,
+    GateConfig,
+    LossPlateau,
+    Manual,
+    Pin,
+    Precision,
+    RunConfig,
+    Schedule,
+    Steps,
+)
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.training.flags import add_flags, given_settings, settings_of
 from fractrain_fx.training.settings import RunSettings, TrainSettings
 from fractrain_fx.zoo.recipe import load_recipe
 
 
-def given(*flags: str) -> dict[str, Any]:
+def parsed(*flags: str) -> dict[str, Any]:
     parser = ArgumentParser()
     add_flags(parser)
-    return given_settings(parser.parse_args(list(flags)).as_dict())
+    return dict(parser.parse_args(list(flags)).as_dict())
+
+
+def given(*flags: str) -> dict[str, Any]:
+    return given_settings(parsed(*flags))
 
 
 def test_every_setting_can_be_set_by_its_dotted_name() -> None:
     sets = ["schedule.every=10 steps", "schedule.turns=[0.5, 0.7, 30 steps]", "gate_lr=peak", "run.backend=plain"]
     sets += ["eps=1e-6", "betas=[0.8, 0.9]", "targets.saturate=true", "mixed_precision=no", "gate.beta=2e-3"]
-    sets += ["pins=['depthwise=FW-8/BW-16']", "schedule=fixed"]
+    sets += ["pins=['depthwise=FW-8/BW-16']", "schedule=fixed", "optimizer=adam"]
     flags = ["--targets", "2", "3", *(part for each in sets for part in ("--set", each))]
     settings = RunSettings.from_dict(given(*flags))
     frac, loop = settings.frac, settings.train
@@ -34,6 +51,58 @@ def test_every_setting_can_be_set_by_its_dotted_name() -> None:
     assert frac.targets == CostTargets((2.0, 3.0), saturate=True) and frac.pins[0].pattern == "depthwise"
     assert (frac.gate.beta, frac.run.backend) == (2e-3, "plain")
     assert (loop.gate_lr, loop.eps, loop.betas, loop.mixed_precision) == ("peak", 1e-6, (0.8, 0.9), "no")
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "schedule"),
+    [
+        ("cyclic", "schedule.cycles=2", Cyclic(2)),
+        ("manual", "schedule.every=1 step", Manual(every=Steps(1))),
+        ("auto", "schedule.epsilon=0.5", LossPlateau(0.5)),
+        ("fixed", "schedule.turns=[0.25,0.5,0.75]", Fixed((0.25, 0.5, 0.75))),
+        (None, "schedule={kind: fixed, turns: [0.5]}", Fixed((0.5,))),
+        (None, "schedule={kind: auto, epsilon: 1e-2}", LossPlateau(0.01)),
+    ],
+)
+def test_a_schedule_has_the_one_setting_that_the_command_line_gives_it(
+    word: str | None, text: str, schedule: Schedule
+) -> None:
+    flags = [] if word is None else ["--schedule", word]
+    assert settings_of(parsed("--method", "pfq", *flags, "--set", text)).frac.schedule == schedule
+
+
+def test_numbers_without_a_point_are_numbers_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("{lr: 1e-2, gate: {beta: 1e-3}, targets: [3e0], data: pydoc, betas: [9e-1, 0.98], data_dir: 1e3}")
+    settings = RunSettings.from_yaml(file)
+    assert (settings.train.lr, settings.frac.gate.beta, settings.train.betas) == (0.01, 1e-3, (0.9, 0.98))
+    assert settings.frac.targets == CostTargets((3.0,)) and settings.data_dir == "1e3"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"milestones": [0.3]}, "milestones=.* changes nothing for lr_schedule 'cosine'"),
+        ({"lr_decay": 0.5}, "lr_decay=0.5 changes nothing for lr_schedule 'cosine'"),
+        ({"betas": [0.9, 0.98]}, "betas=.* changes nothing for optimizer 'sgd'"),
+        ({"block_length": 32}, "block_length=32 changes nothing for data 'digits'"),
+        ({"data": "pydoc", "image_size": 32}, "image_size=32 changes nothing for data 'pydoc'"),
+        ({"method": "float", "schedule": "cyclic"}, "schedule=.*'cyclic'.* changes nothing for method 'float'"),
+        ({"method": "float", "format": "mx"}, "format='mx' changes nothing for method 'float'"),
+        ({"method": "float", "pins": ["last=FW-8/BW-8"]}, "pins=.*'last'.* changes nothing for method 'float'"),
+        ({"method": "float", "attention": "float"}, "attention='float' changes nothing for method 'float'"),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunSettings.from_dict(values)
+
+
+def test_a_setting_of_the_recipe_may_lose_its_reader() -> None:
+    mobilenet = {"recipe": "table1-mobilenetv2-cifar10-sbm-8-8", "method": "float"}
+    assert RunSettings.from_dict(mobilenet).frac.pins
+    with pytest.raises(ConfigError, match=r"pins=.* changes nothing"):
+        RunSettings.from_dict(mobilenet | {"pins": ["last=FW-8/BW-8"]})
 
 
 @pytest.mark.parametrize(
@@ -74,7 +143,9 @@ def test_the_length_of_a_run_is_that_of_its_loop() -> None:
 def test_settings_survive_yaml(tmp_path: Path) -> None:
     frac = FracConfig(method="dfq", targets=(2.5,), pins=(Pin("depthwise", Precision(8, 16)),))
     settings = RunSettings(
-        data="pydoc", train=TrainSettings(epochs=7, lr=0.5, milestones=(0.3,), betas=(0.9, 0.98)), frac=frac
+        data="pydoc",
+        train=TrainSettings(epochs=7, lr=0.5, lr_schedule="steps", milestones=(0.3,), betas=(0.9, 0.98)),
+        frac=frac,
     )
     settings.to_yaml(tmp_path / "run.yaml")
     assert RunSettings.from_yaml(tmp_path / "run.yaml") == settings

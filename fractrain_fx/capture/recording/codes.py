@@ -9,10 +9,10 @@ from torch import nn
 
 from fractrain_fx.capture.source import by_capture, by_library, forward_of, is_foreign, outward
 
-__all__ = ["Codes"]
+__all__ = ["RecordedCode"]
 
 
-class Codes(dict[CodeType, dict[str, Any]]):
+class RecordedCode(dict[CodeType, dict[str, Any]]):
     """The model's own code that made calls of torch or of modules, and forwards; each with its global variables."""
 
     def note(self, frame: FrameType) -> None:

@@ -18,7 +18,7 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.model_errors import is_out_of_memory
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
-from fractrain_fx.capture.recording.codes import Codes
+from fractrain_fx.capture.recording.codes import RecordedCode
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, EffectWatch, Written
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
@@ -78,7 +78,7 @@ class Recorder(TorchFunctionMode):
         self.written = Written(model, self.writer)
         self.hidden = HiddenCalls()
         self.handles: dict[int, tuple[Any, Node]] = {}
-        self.codes = Codes()
+        self.codes = RecordedCode()
         self.effects = Effects(model, self._set_unseen)
 
     @contextlib.contextmanager

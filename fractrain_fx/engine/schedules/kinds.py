@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.indicator import PlateauIndicator
 
-__all__ = ["EARLIEST", "TINY", "EpochSchedule", "Level", "PlateauSchedule", "StageSchedule"]
+__all__ = ["TINY", "EpochSchedule", "Level", "PlateauSchedule", "StageSchedule"]
 
 Level: TypeAlias = Precision | float
 
 TINY = 1e-9  # shares such as 0.1 of 10 windows are not exact in binary
 
-EARLIEST = 0.4
+_EARLIEST = 0.4
 """The share of a run before which a :class:`PlateauSchedule` that knows the length does not begin the last stage."""
 
 
@@ -56,6 +56,7 @@ class PlateauSchedule:
     Attributes:
         first: the stage in which the run begins.
         soonest: losses before the last stage, at the least.
+        latest: losses before the last stage, at the most; ``None`` if nothing bounds when it begins.
     """
 
     def __init__(self, stages: int, plateau: PlateauIndicator, windows: int | None = None) -> None:
@@ -65,17 +66,19 @@ class PlateauSchedule:
         self._seen = 0
         self._flat = False
         self.first = self._stage = self._due(0)
-        if windows is None:
-            self.soonest = self._last * plateau.window  # a full window of losses for each turning point
-        else:
-            latest = next(count for count in range(windows) if self._due(count) == self._last)
-            self.soonest = min(latest, self._earliest(self._last))
+        self.soonest, self.latest = 0, None if windows is None else 0
+        for following in range(1, stages):
+            full = self.soonest + plateau.window  # a turning point needs a full window of losses
+            self.soonest = max(self._earliest(following), full)
+            if windows is not None:
+                self.latest = next(count for count in range(windows) if self._due(count) >= following)
+                self.soonest = min(self.soonest, self.latest)
 
     def _earliest(self, stage: int) -> int:
         """The losses before a stage, at the least."""
         if self._windows is None:
             return 0
-        return math.ceil(EARLIEST * stage / self._last * self._windows - TINY)
+        return math.ceil(_EARLIEST * stage / self._last * self._windows - TINY)
 
     def _due(self, count: int) -> int:
         """The stage that has begun after so many losses, at the latest."""

@@ -17,7 +17,6 @@ from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.schedule import Plateau
 from fractrain_fx.engine.indicator import PlateauIndicator
 from fractrain_fx.engine.schedules.kinds import (
-    EARLIEST,
     TINY,
     EpochSchedule,
     Level,
@@ -162,11 +161,13 @@ def _by_length(schedule: ByLength, levels: tuple[Level, ...], length: LoopLength
         every = Steps(max(1, length.steps // _LOSSES))
         windows = length.windows(every)
     walk = PlateauSchedule(stages, PlateauIndicator(schedule.epsilon, schedule.alpha), windows)
-    name, latest = "Algorithm 1", 100 * (stages - 1) / stages
+    name = "Algorithm 1"
     if windows is not None and windows < stages:
         name = f"the length of the run: {windows} {unit_of(every, windows)} for {stages} stages"
-    elif windows is not None:
-        name += f", with the last stage begun between {100 * EARLIEST:.0f} and {latest:.0f} % of the run"
+    elif windows is not None and walk.latest is not None:
+        soonest, latest = (f"{100 * count / windows:.0f}" for count in (walk.soonest, walk.latest))
+        bounds = f"between {soonest} and {latest}" if soonest != latest else f"at {latest}"
+        name += f", with the last stage begun {bounds} % of the run"
     return StagePlan(levels, walk, first=walk.first, windows=windows, every=every, name=name)
 
 

@@ -179,7 +179,12 @@ class FloatCopy:
                     self.parameters[name].copy_(old)
 
     def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        inputs = batch if self._criterion is None or isinstance(batch, Mapping) else batch[0]
+        if self._criterion is not None and not (isinstance(batch, tuple | list) and len(batch) > 1):
+            raise InputError(
+                f"with criterion= a batch must be (inputs, targets), not a {type(batch).__name__}: give pairs, or "
+                "leave out criterion for a model that returns its loss"
+            )
+        inputs = batch if self._criterion is None else batch[0]
         if isinstance(inputs, Mapping):
             return (), dict(inputs)
         return (inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {}

@@ -15,6 +15,8 @@ from fractrain_fx.training.data.text import load_text
 
 __all__ = [
     "DATA_SETS",
+    "IMAGES",
+    "TEXTS",
     "DataSet",
     "Loader",
     "Task",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 DATA_SETS = ("digits", "pydoc", "cifar10", "cifar100", "imagenet", "wikitext103", "text", "characters")
+IMAGES, TEXTS = ("digits", "cifar10", "cifar100", "imagenet"), ("pydoc", "wikitext103", "text", "characters")
 
 
 def load_dataset(name: str, *, data_dir: str | Path | None = None, block_length: int = 64) -> DataSet:
