@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,8 @@ _PROVISIONAL = (
     "this model is evaluated before it was trained: activations are rounded in ranges that were measured on the "
     "example inputs, and are provisional until a training step or model.calibrate(loader)"
 )
+
+_ALIKE = 2.0  # samples up to so many times larger or smaller than the example's cost about what these do
 
 _FLOAT = (
     "restore() gives the original model, which computes in float and skips no block, so its results differ from those "
@@ -82,7 +84,7 @@ class ModelState:
         self.runs = 0
         self.engine_stage: Precision | None = None
         self.calibrated = self.measured = calibrated
-        self._told_provisional = self._told_float = False
+        self._told_provisional = self._told_float = self._told_sizes = False
         self.checkpointing: Mapping[str, Any] | None = None
         self.compiler: Mapping[str, Any] | None = None
         self.watcher: Watcher | None = None
@@ -140,6 +142,8 @@ class ModelState:
         if not compiling and compared.runs > runs:
             self.as_recorded.adopt()
         samples, tokens = variant.count(values), token_count(values)
+        if trains and not (compiling or self._told_sizes):
+            self._compare_sizes(values, samples)
         graph = self._graph(variant, training)
         if compiling or not counts_step(self.watcher, training):
             output, cost = run_graph(graph, values, variant.recording)
@@ -154,6 +158,19 @@ class ModelState:
         if self.sharding is not None and training:
             self.sharding.share_buffers(self.running[True].changing_buffers)
         return output
+
+    def _compare_sizes(self, values: Sequence[Any], samples: int | None) -> None:
+        """Warn once if samples have other sizes than those of the example, whose cost is every sample's."""
+        recorded = self.variants.first.recording.inputs
+        counted = self.variants.first.count(recorded)
+        now, then = (sum(x.numel() for x in tensors_in(part)) for part in (values, recorded))
+        ratio = now * counted / (then * samples) if samples and counted and then else 1
+        if not 1 / _ALIKE <= ratio <= _ALIKE:
+            self._told_sizes = True
+            warn(
+                f"samples are {ratio:.2g} times as large as those of the example inputs, at whose sizes costs (MACs, "
+                "cp, energy) are counted: pass example_inputs or example_kwargs of the size that you train on"
+            )
 
     def _graph(self, variant: Variant, training: bool) -> RecordedModule:
         """The copy to run, as a chain of segments if something asks for them."""
