@@ -100,15 +100,20 @@ class Snapshot:
     """The state of ``model`` at one moment, to return to after each run.
 
     It holds a copy of every parameter, buffer and other tensor, because a forward may write to all of them (running
-    averages of codebooks). With ``held`` only these and the other tensors are copied, for runs that are known to write
-    to no others. Gradients are only taken away where there were none. ``surroundings``: how the call is made that the
-    model is recorded for. ``on_gpu``: whether a part of the model is on another device than a CPU. ``tensors``:
-    parameters, buffers and the other tensors that it holds, by identity. ``changed``: identities of tensors that runs
-    changed.
+    averages of codebooks). With ``held`` only these are copied, and with ``loose`` the other tensors too, for runs that
+    are known to write to no others. Gradients are only taken away where there were none. ``surroundings``: how the call
+    is made that the model is recorded for. ``on_gpu``: whether a part of the model is on another device than a CPU.
+    ``tensors``: parameters, buffers and the other tensors that it holds, by identity. ``changed``: identities of those
+    that runs changed.
     """
 
     def __init__(
-        self, model: nn.Module, surroundings: Surroundings | None = None, *, held: Iterable[Tensor] | None = None
+        self,
+        model: nn.Module,
+        surroundings: Surroundings | None = None,
+        *,
+        held: Iterable[Tensor] | None = None,
+        loose: bool = False,
     ) -> None:
         self.model = model
         self.surroundings = surroundings or Surroundings()
@@ -120,9 +125,10 @@ class Snapshot:
             part for part in parts if isinstance(part, (np.ndarray, array, bytearray)) and _nbytes(part) <= _LARGE
         )
         self._arrays = [(part, copied(part)) for part in arrays]
-        loose = [x for part in parts for x in _tensors_of(part)]
-        self.tensors = {id(x): x for x in (*model.parameters(), *model.buffers(), *loose)}
-        held = self.tensors.values() if held is None else {id(x): x for x in (*held, *loose)}.values()
+        others = [x for part in parts for x in _tensors_of(part)]
+        self.tensors = {id(x): x for x in (*model.parameters(), *model.buffers(), *others)}
+        if held is None or loose:
+            held = self.tensors.values() if held is None else {id(x): x for x in (*held, *others)}.values()
         self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
         self._versions = {x: x._version for x, _ in self._values if not x.is_inference()}
         self._without_gradient = [p for p in model.parameters() if p.grad is None]

@@ -20,7 +20,7 @@ __all__ = ["from_recipe", "merged", "overridden", "refuse_unread"]
 # Settings that change nothing under some values of another one.
 _UNREAD: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("method", ("float", "static", "pfq"), ("gate_lr", "gate_lr_factor")),
-    ("method", ("float",), ("schedule", "format", "pins", "attention")),
+    ("method", ("float",), ("format", "pins", "attention")),
     ("lr_schedule", ("cosine", "inverse-sqrt", "constant"), ("milestones", "lr_decay")),
     ("optimizer", ("sgd",), ("betas", "eps")),
     ("data", TEXTS, ("image_size",)),

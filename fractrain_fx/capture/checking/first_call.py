@@ -133,7 +133,7 @@ def _difference(
     backward = training and torch.is_grad_enabled() and plain.decides_gradients
     with _apart(model, around, hooks, plain.asks_for_gradients or backward):
         written = (p for name, p in model.named_parameters() if name in recorded.meta[WRITTEN])
-        snapshot = Snapshot(model, around, held=[*model.buffers(), *written])
+        snapshot = Snapshot(model, around, held=[*model.buffers(), *written], loose=True)
         try:
             trial = trial_of(snapshot, call, training, backward=backward)
         except model_errors() as error:

@@ -196,5 +196,5 @@ def _is_open(value: Any) -> bool:
         return not is_foreign(value.__name__)
     if isinstance(value, (type, FunctionType)):
         return not is_foreign(str(value.__module__))
-    module = type(value).__module__
+    module = str(type(value).__module__)
     return module.partition(".")[0] not in _INTERNAL or module.startswith("torch.optim.")

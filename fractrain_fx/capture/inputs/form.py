@@ -21,14 +21,12 @@ from fractrain_fx.errors import InputError
 __all__ = [
     "Kind",
     "Look",
-    "are_plain",
     "attributes_of",
     "fits",
     "form_of",
     "kind_of",
     "look_of",
     "objects_of",
-    "repeats",
     "require_tensors",
     "shown_form",
 ]
@@ -85,18 +83,6 @@ def look_of(tensors: Iterable[Tensor]) -> Look:
 def objects_of(tensors: Sequence[Tensor]) -> tuple[tuple[int, str], ...]:
     """For each tensor the first one that is the same object, and its class: what compiled code can ask, too."""
     return tuple([(next(i for i, other in enumerate(tensors) if other is x), type(x).__name__) for x in tensors])
-
-
-def are_plain(values: Sequence[Any]) -> bool:
-    """Whether values are strided tensors of torch's own class, each another object and without attributes."""
-    plain = all([type(x) is Tensor and x.layout is torch.strided and not vars(x) for x in values])
-    return plain and (len(values) < 2 or not repeats(values))
-
-
-def repeats(tensors: Iterable[Tensor]) -> bool:
-    """Whether one tensor comes several times."""
-    ids = [id(x) for x in tensors]
-    return len({*ids}) < len(ids)
 
 
 def _seen(value: Any) -> Any:

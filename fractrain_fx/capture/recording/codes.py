@@ -26,7 +26,7 @@ class RecordedCode(dict[CodeType, dict[str, Any]]):
     def note_forward(self, module: nn.Module) -> None:
         """Note the forward of a module that is called; it may choose among its parts, and make no call of torch."""
         forward = forward_of(type(module))
-        if isinstance(forward, FunctionType) and not is_foreign(forward.__module__):
+        if isinstance(forward, FunctionType) and not is_foreign(str(forward.__module__)):
             self.setdefault(forward.__code__, forward.__globals__)
 
     def forget(self, count: int) -> None:

@@ -157,10 +157,14 @@ class Watched:
         self._parts: list[nn.Module] = []
         self._reads: list[Read] = []
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no recording depends on anything that is watched."""
-        return not (self._parts or self._reads)
+    def is_plain(self, args: Sequence[Any]) -> bool:
+        """Whether types, sizes and strides tell all of a call: nothing is watched, and all arguments are plain tensors.
+
+        They are strided, of torch's own class, without attributes, and no two are the same object.
+        """
+        if self._parts or self._reads or not all([type(x) is Tensor and x.layout is torch.strided for x in args]):
+            return False
+        return not any(map(vars, args)) and (len(args) < 2 or len({id(x) for x in args}) == len(args))
 
     def add(self, recording: Recording) -> bool:
         """Watch what a recording depends on, too; returns whether any of it is new."""

@@ -16,7 +16,7 @@ import torch
 from fractrain_fx.capture import Recording, Surroundings, record, shapes_of
 from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.circumstances.notices import forget_notices
-from fractrain_fx.capture.inputs.form import are_plain, look_of, repeats
+from fractrain_fx.capture.inputs.form import look_of
 from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
@@ -122,7 +122,7 @@ class Variants:
 
     def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> tuple[Variant, Values]:
         settings, quick = settings_now(), None
-        if not kwargs and self._watched.is_idle and are_plain(args):
+        if not kwargs and self._watched.is_plain(args):
             quick = training, settings, *[(x.shape, x.dtype, x.stride()) for x in args]
             if quick in self._quick:
                 return self._quick[quick], args
@@ -267,7 +267,7 @@ class Variants:
             return new
         except FracTrainError:
             del self._others[recordings:], self._forms[forms:]
-            if joined or not repeats(tensors_in(call)):
+            if joined or len({id(x) for x in tensors_in(call)}) == len(list(tensors_in(call))):
                 raise
         return self._recorded_anew(form, call, training, kind, difference, joined=True)
 
