@@ -125,10 +125,11 @@ class Snapshot:
             part for part in parts if isinstance(part, (np.ndarray, array, bytearray)) and _nbytes(part) <= _LARGE
         )
         self._arrays = [(part, copied(part)) for part in arrays]
-        others = [x for part in parts for x in _tensors_of(part)]
-        self.tensors = {id(x): x for x in (*model.parameters(), *model.buffers(), *others)}
-        if held is None or loose:
-            held = self.tensors.values() if held is None else {id(x): x for x in (*held, *others)}.values()
+        own = {id(x): x for x in (*model.parameters(), *model.buffers())}
+        inner = set(map(id, model.modules()))
+        others = {id(x): x for part in parts if id(part) not in inner for x in _tensors_of(part) if id(x) not in own}
+        self.tensors = own | others
+        held = self.tensors.values() if held is None else [*held, *others.values()] if loose else held
         self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
         self._versions = {x: x._version for x, _ in self._values if not x.is_inference()}
         self._without_gradient = [p for p in model.parameters() if p.grad is None]
@@ -252,7 +253,7 @@ def seeded(seed: int = 3_141_592_653) -> Iterator[None]:
 
 
 def _tensors_of(part: Any) -> Iterator[Tensor]:
-    """A tensor itself, and those of a module; of a module among a model's own they are parameters and buffers again."""
+    """A tensor itself, or those of a module."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, nn.Module):
