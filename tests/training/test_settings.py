@@ -87,7 +87,6 @@ def test_numbers_without_a_point_are_numbers_in_a_file(tmp_path: Path) -> None:
         ({"betas": [0.9, 0.98]}, "betas=.* changes nothing for optimizer 'sgd'"),
         ({"block_length": 32}, "block_length=32 changes nothing for data 'digits'"),
         ({"data": "pydoc", "image_size": 32}, "image_size=32 changes nothing for data 'pydoc'"),
-        ({"method": "float", "schedule": "cyclic"}, "schedule=.*'cyclic'.* changes nothing for method 'float'"),
         ({"method": "float", "format": "mx"}, "format='mx' changes nothing for method 'float'"),
         ({"method": "float", "pins": ["last=FW-8/BW-8"]}, "pins=.*'last'.* changes nothing for method 'float'"),
         ({"method": "float", "attention": "float"}, "attention='float' changes nothing for method 'float'"),
