@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["COMPILES_EXPERTS", "HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "marks", "some_long", "thinned"]
+__all__ = [
+    "COMPILES_EXPERTS",
+    "HOME_MADE",
+    "HUGGING_FACE",
+    "TIMM",
+    "Case",
+    "ScaledGradient",
+    "build",
+    "marks",
+    "some_long",
+    "thinned",
+]
 
 
 @dataclass(frozen=True)
@@ -243,3 +254,16 @@ def thinned(cases: Iterable[Any], every: int, mark: pytest.MarkDecorator = pytes
 def marks(case: object, long: Container[Any], slow: Container[Any]) -> list[pytest.MarkDecorator]:
     """The mark of one case of a sweep; none for a case that runs with all tests."""
     return [pytest.mark.long] if case in long else [pytest.mark.slow] if case in slow else []
+
+
+class ScaledGradient(torch.autograd.Function):
+    """Gives its input, and multiplies the gradient by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.factor * gradient, None

@@ -112,8 +112,13 @@ class Recording:
         return self.call.example(args, {**dict(self.call.implied), **kwargs})
 
     def _difference(self, model: nn.Module, example: Example, training: bool, errors: Errors) -> str | None:
-        graph, plain = self.train if training else self.eval, self.plain[training]
-        return first_difference(model, graph, plain, example, training, errors=errors)
+        graph, plain, difference = self.train if training else self.eval, self.plain[training], None
+        # Without hooks of other users, and if they differ so with those of the recording: they may collect features.
+        for hooks in dict.fromkeys((plain.hooks, plain.hooks | plain.inner_hooks)):
+            difference = first_difference(model, graph, plain, example, training, hooks, errors=errors)
+            if difference is None:
+                break
+        return difference
 
     def other_types(self, model: nn.Module) -> str | None:
         """The recorded types of parameters, in words, if the model has others now and the graph depends on them.
@@ -186,7 +191,7 @@ def record(
             f"{type(model).__name__} is a TorchScript module, whose calls are not seen: pass the Python module"
         )
     real = has_data(model)
-    keep = (lambda x: x) if joined else _apart()
+    keep = (lambda x: x) if joined else _separately()
     args, kwargs = map_tensors((tuple(args), dict(kwargs or {})), keep)  # a caller may change its containers
     if not real:
         args, kwargs = without_data((args, kwargs))
@@ -226,7 +231,7 @@ def record(
     return recorded
 
 
-def _apart() -> Callable[[Tensor], Tensor]:
+def _separately() -> Callable[[Tensor], Tensor]:
     """A function that gives the second and later places of a tensor one of their own."""
     met: set[int] = set()
 

@@ -128,9 +128,8 @@ class Engine(Staged):
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
         task_loss = messages.check_batch(task_loss, mean, weight, tokens, labels)
-        if self._paused or self._watch.is_evaluation():
+        if self._paused or self._watch.is_evaluation(ran := self.model.count_forward()):
             return task_loss
-        ran = self.model.count_forward()
         cost = ran.cost
         self._watch.batch(cost.cp)
         self._course.begin()

@@ -22,6 +22,7 @@ from fractrain_fx.capture.source import source_line
 from fractrain_fx.engine import messages
 from fractrain_fx.engine.distributed import local_part
 from fractrain_fx.errors import ConfigError, CostTermError
+from fractrain_fx.nn.cost import Forward
 
 __all__ = ["LoopWatch"]
 
@@ -66,18 +67,19 @@ class LoopWatch:
         self._batches = self._epochs = self._looks = 0
         self._pulse = self._steps = 0
         self._runs = getattr(model, "gradient_runs", 0)
-        self._told_unread = self._told_again = False
-        self._told_evaluation = self._told_undivided = False
+        self._told: set[str] = set()
         self._counted: weakref.ref[Tensor] | None = None  # no tensor: copies of an engine could not copy it
 
-    def is_evaluation(self) -> bool:
+    def is_evaluation(self, ran: Forward) -> bool:
         """Whether the loss is of a forward in evaluation mode; warns once if gradients flow through it."""
-        if self._model.training_forward.training:
-            return False
-        if torch.is_grad_enabled() and not self._told_evaluation:
-            self._told_evaluation = True
-            warnings.warn(messages.EVALUATION, stacklevel=4)
-        return True
+        if not ran.training and torch.is_grad_enabled():
+            self._tell_once("evaluation", messages.EVALUATION, stacklevel=4)
+        return not ran.training
+
+    def _tell_once(self, about: str, message: str, stacklevel: int) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            warnings.warn(message, stacklevel=stacklevel)
 
     def batch(self, cp: Tensor) -> None:
         """Call before each loss. Raises or warns once the loop is known to go wrong.
@@ -101,15 +103,13 @@ class LoopWatch:
     def _look_for_unread(self) -> None:
         """Warn once if the model ran more than once since the last loss: only the last run's cost can be read."""
         before, self._runs = self._runs, getattr(self._model, "gradient_runs", 0)
-        if self._runs - before > 1 and not self._told_unread:
-            self._told_unread = True
-            warnings.warn(messages.unread(self._runs - before), stacklevel=4)
+        if self._runs - before > 1:
+            self._tell_once("unread", messages.unread(self._runs - before), stacklevel=5)
 
     def _look_for_counted(self, cp: Tensor) -> None:
         """Warn once if there was a loss for this run already: its samples then count twice."""
-        if self._counted is not None and self._counted() is cp and not self._told_again:
-            self._told_again = True
-            warnings.warn(messages.AGAIN, stacklevel=4)
+        if self._counted is not None and self._counted() is cp:
+            self._tell_once("again", messages.AGAIN, stacklevel=5)
         self._counted = weakref.ref(cp)
 
     def hand_out(self, part: Tensor, *, cost_term: bool, weight: float | None = None, divided: bool = False) -> None:
@@ -143,9 +143,8 @@ class LoopWatch:
 
     def _reach_term(self, told_share: float, divided: bool, gradient: Tensor) -> None:
         self._unpaid -= 1
-        if divided and self._active and self._looks < _LOOKS and not self._told_undivided and float(gradient) == 1:
-            self._told_undivided = True
-            warnings.warn(messages.UNDIVIDED, stacklevel=2)
+        if divided and self._active and self._looks < _LOOKS and float(gradient) == 1:
+            self._tell_once("undivided", messages.UNDIVIDED, stacklevel=3)
         if self._unscaled and self._active and self._looks < _LOOKS:
             scale = told_share * float(gradient)
             if scale > 1.001:

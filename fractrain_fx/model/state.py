@@ -84,13 +84,15 @@ class ModelState:
         self.runs = 0
         self.engine_stage: Precision | None = None
         self.calibrated = self.measured = calibrated
-        self._told_provisional = self._told_float = self._told_sizes = False
+        self._told_provisional = self._told_float = False
         self.checkpointing: Mapping[str, Any] | None = None
         self.compiler: Mapping[str, Any] | None = None
         self.watcher: Watcher | None = None
         self.sharding: Sharding | None = None
         self.variants = Variants(rewritten)
         self.running = self.variants.first.running
+        # ``None`` without samples, and once other sizes are told of.
+        self._example_size = _values_each(recording.inputs, self.variants.first.count(recording.inputs))
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
         called = called_by(original, recording)
         self.as_recorded = as_recorded or OriginalCheck(original, recording.train, recording.python.read, called)
@@ -101,10 +103,9 @@ class ModelState:
     def _watch(self, recording: Recording) -> None:
         """Watch what a further recording depends on, and tell what it leaves out."""
         self.as_recorded.watch(recording.python.read)
-        for note in dict.fromkeys(recording.python.notes):
-            if note not in self._noted:
-                self._noted.add(note)
-                warn(f"{type(self.original).__name__}: {note}")
+        for note in dict.fromkeys(note for note in recording.python.notes if note not in self._noted):
+            warn(f"{type(self.original).__name__}: {note}")
+        self._noted.update(recording.python.notes)
 
     @property
     def graphs(self) -> list[RecordedModule]:
@@ -136,14 +137,13 @@ class ModelState:
             warn(_PROVISIONAL)
         if self.sharding is not None:
             self.sharding.require_call()
-        compared = self.variants.compared
-        runs = compared.runs
+        runs = self.variants.compared.runs
         variant, values = self.variants.choose(args, kwargs, training)
-        if not compiling and compared.runs > runs:
+        if not compiling and self.variants.compared.runs > runs:
             self.as_recorded.adopt()
         samples, tokens = variant.count(values), token_count(values)
-        if trains and not (compiling or self._told_sizes):
-            self._compare_sizes(values, samples)
+        if trains and not compiling and self._example_size and (size := _values_each(values, samples)):
+            self._compare_sizes(size / self._example_size)
         graph = self._graph(variant, training)
         if compiling or not counts_step(self.watcher, training):
             output, cost = run_graph(graph, values, variant.recording)
@@ -159,14 +159,10 @@ class ModelState:
             self.sharding.share_buffers(self.running[True].changing_buffers)
         return output
 
-    def _compare_sizes(self, values: Sequence[Any], samples: int | None) -> None:
+    def _compare_sizes(self, ratio: float) -> None:
         """Warn once if samples have other sizes than those of the example, whose cost is every sample's."""
-        recorded = self.variants.first.recording.inputs
-        counted = self.variants.first.count(recorded)
-        now, then = (sum(x.numel() for x in tensors_in(part)) for part in (values, recorded))
-        ratio = now * counted / (then * samples) if samples and counted and then else 1
         if not 1 / _ALIKE <= ratio <= _ALIKE:
-            self._told_sizes = True
+            self._example_size = None
             warn(
                 f"samples are {ratio:.2g} times as large as those of the example inputs, at whose sizes costs (MACs, "
                 "cp, energy) are counted: pass example_inputs or example_kwargs of the size that you train on"
@@ -297,3 +293,8 @@ class ModelState:
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
+
+
+def _values_each(values: Sequence[Any], samples: int | None) -> float | None:
+    """The number of values in the tensors of a call, for each sample."""
+    return sum(x.numel() for x in tensors_in(values)) / samples if samples else None

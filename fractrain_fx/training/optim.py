@@ -20,7 +20,7 @@ _PEAK = {"sgd": 0.1, "adam": 3e-3, "adamw": 3e-3}
 
 def make_optimizer(model: nn.Module, settings: TrainSettings, task: str) -> torch.optim.Optimizer:
     """The optimizer that ``settings`` names, or the default for a task (``classification`` or ``language``)."""
-    name = settings.optimizer or ("sgd" if task == "classification" else "adamw")
+    name = settings.optimizer_for(task)
     lr = _PEAK[name] if settings.lr is None else settings.lr
     # The gates have a group because of their learning rate (make_scheduler).
     parameters = param_groups(model, gates={"weight_decay": settings.weight_decay})

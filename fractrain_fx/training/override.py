@@ -41,7 +41,7 @@ def from_recipe(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def refuse_unread(settings: RunSettings) -> None:
     """Raise a ``ConfigError`` for a setting that would change nothing, and is neither a default nor the recipe's."""
     values = _flat(settings)
-    values["optimizer"] = values["optimizer"] or ("sgd" if settings.data in IMAGES else "adamw")
+    values["optimizer"] = settings.train.optimizer_for("classification" if settings.data in IMAGES else "language")
     for kind, chosen, names in _UNREAD:
         given = [name for name in names if values[kind] in chosen and values[name] != _usual(settings, name)]
         if given and settings.recipe is not None:

@@ -121,6 +121,10 @@ class TrainSettings:
         _check_seed("seed", self.seed)
         self._check_rates()
 
+    def optimizer_for(self, task: str) -> Optimizer:
+        """The optimizer, by default that of a task (``classification`` or ``language``)."""
+        return self.optimizer or ("sgd" if task == "classification" else "adamw")
+
     def _check_rates(self) -> None:
         for name in ("lr", "gate_lr_factor", "lr_decay", "eps"):
             value = getattr(self, name)

@@ -99,34 +99,17 @@ def first_difference(
     plain: FloatGraph,
     call: Example,
     training: bool,
+    hooks: frozenset[int],
     *,
     errors: Errors = "both",
 ) -> str | None:
     """The difference between model and graph on a call, with the module that it comes from; ``None`` if they agree.
 
-    They run without hooks of other users, and if they differ so, once more with those that were there at recording: a
-    model may collect its features by hooks.
-
     Both run once, from one seed and without gradients, unless what they compute depends on gradients. Outputs are
     compared, in training also buffers, and gradients if calls of the graph decide about them. ``recorded`` has the
     modules and parameters that the graph ``plain`` names. ``errors``: in which of them an error is a difference, if the
-    other one runs.
+    other one runs. ``hooks``: keys of the users' hooks that run.
     """
-    difference = _difference(model, recorded, plain, call, training, errors, plain.hooks)
-    if difference is None or plain.inner_hooks <= plain.hooks:
-        return difference
-    return _difference(model, recorded, plain, call, training, errors, plain.inner_hooks)
-
-
-def _difference(
-    model: nn.Module,
-    recorded: RecordedModule,
-    plain: FloatGraph,
-    call: Example,
-    training: bool,
-    errors: Errors,
-    hooks: frozenset[int],
-) -> str | None:
     around = Surroundings.present(training)
     graph = Interpreter(recorded, graph=plain.graph)
     graph.extra_traceback = False

@@ -179,7 +179,7 @@ def _gradients_one_by_one(loss: Tensor | None, leaves: dict[str, Tensor], read: 
     def reader(name: str) -> Callable[[Tensor], Tensor | None]:
         def hook(gradient: Tensor) -> Tensor | None:
             nonlocal unreturned
-            unreturned += gradient.numel() * gradient.element_size()  # sparse ones have no nbytes
+            unreturned += gradient.numel() * gradient.element_size()  # a sparse one has no nbytes
             if unreturned > _RETURNED:
                 return_freed_memory()
                 unreturned = 0

@@ -61,6 +61,11 @@ class Access:
     set_at: set[_Line] = field(default_factory=set)
 
     @property
+    def key(self) -> tuple[int, str]:
+        """The same for every use of one attribute."""
+        return id(self.holder), self.place.name
+
+    @property
     def only_counts(self) -> bool:
         """Whether every line that reads it sets it too, as ``self.n += 1`` does."""
         return bool(self.set_at) and self.read_at <= self.set_at

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture.source import PACKAGE, forward_of, is_foreign
 
-__all__ = ["holders", "parts_of"]
+__all__ = ["entries_of", "holders", "parts_of"]
 
 _DEPTH = 3
 _ENTRIES = 1000  # of a container; a longer one is data
@@ -58,17 +58,20 @@ def parts_of(value: Any) -> Iterator[Any]:
     return (part for _, part in _inside("", value, _DEPTH))
 
 
+def entries_of(value: Any) -> list[tuple[Any, Any]]:
+    """Keys and parts of a container or a partial; none of another value."""
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return list(enumerate(value))
+    return [*enumerate((value.func, *value.args)), *value.keywords.items()] if isinstance(value, partial) else []
+
+
 def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     """A value, and what lies in it if it is a container, a partial or a function."""
     yield name, value
-    parts: list[tuple[Any, Any]] = []
-    if isinstance(value, dict):
-        parts = list(value.items())
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        parts = list(enumerate(value))
-    elif isinstance(value, partial):
-        parts = [*enumerate((value.func, *value.args)), *value.keywords.items()]
-    elif isinstance(value, FunctionType):
+    parts = entries_of(value)
+    if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         parts = [(key, cell.cell_contents) for key, cell in cells if cell != CellType()]
     for key, part in parts[:_ENTRIES] if depth else ():

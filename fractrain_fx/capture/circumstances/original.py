@@ -84,9 +84,8 @@ class OriginalCheck:
 
     def watch(self, read: Iterable[Access]) -> None:
         """Watch the attributes that another recording read, too."""
-        known = {(id(attribute.access.holder), attribute.access.place.name) for attribute in self._attributes}
-        new = [access for access in read if (id(access.holder), access.place.name) not in known]
-        self._attributes += map(WatchedAttribute, new)
+        known = {attribute.access.key for attribute in self._attributes}
+        self._attributes += [WatchedAttribute(access) for access in read if access.key not in known]
         self._note()
 
     def adopt(self) -> None:

@@ -48,7 +48,7 @@ class PythonState:
     def joined(cls, parts: Iterable[PythonState]) -> PythonState:
         """The state of several recorded runs together, each entry once."""
         parts = tuple(parts)
-        read = {(id(access.holder), access.place.name): access for part in parts for access in reversed(part.read)}
+        read = {access.key: access for part in parts for access in reversed(part.read)}
         notes = dict.fromkeys(note for part in parts for note in part.notes)
         searched = [access for part in parts for access in part.read if not access.read_at]
         moved = {str(access): None for access in searched if overwritten(access.value, access.present())}

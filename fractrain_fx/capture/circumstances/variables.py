@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fractrain_fx.capture.circumstances.access import ABSENT, COMPARED, Access, AttributePath
+from fractrain_fx.capture.circumstances.holders import entries_of
 from fractrain_fx.capture.compare import copied
 from fractrain_fx.capture.source import PACKAGE, forward_of, is_foreign
 from fractrain_fx.capture.trees import CONTAINERS, PLAIN
@@ -172,11 +173,8 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     """What a small container, a partial or a bound method holds, by key."""
     if isinstance(value, MethodType):
         return (("__self__", value.__self__), ("__func__", value.__func__))
-    if isinstance(value, partial):
-        return (*enumerate((value.func, *value.args)), *value.keywords.items())
-    if not isinstance(value, (*CONTAINERS, tuple)) or len(value) > _SMALL:
-        return ()
-    return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    small = isinstance(value, (*CONTAINERS, tuple)) and len(value) <= _SMALL
+    return entries_of(value) if small or isinstance(value, partial) else ()
 
 
 @cache

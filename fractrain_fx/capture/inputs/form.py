@@ -73,7 +73,7 @@ def look_of(tensors: Iterable[Tensor]) -> Look:
     places: dict[int, int] = {}
     kinds, attributes = [], []
     for x in tensors:
-        # What a class made of other tensors holds is no attribute of code, and changes with each call.
+        # A tensor made of other tensors (nested, packed) has these as attributes: others at each call.
         held = {} if is_traceable_wrapper_subclass(x) else vars(x)
         kinds.append((places.setdefault(id(x), len(places)), type(x), *held))
         attributes += [_seen(value) for value in held.values()]

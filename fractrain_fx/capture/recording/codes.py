@@ -24,7 +24,7 @@ class RecordedCode(dict[CodeType, dict[str, Any]]):
                 self.setdefault(outer.f_code, outer.f_globals)
 
     def note_forward(self, module: nn.Module) -> None:
-        """Note the forward of a module that is called; it may choose among its parts, and make no call of torch."""
+        """Note the forward of a module that is called, which may call nothing but its parts."""
         forward = forward_of(type(module))
         if isinstance(forward, FunctionType) and not is_foreign(str(forward.__module__)):
             self.setdefault(forward.__code__, forward.__globals__)

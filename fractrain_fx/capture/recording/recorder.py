@@ -60,8 +60,8 @@ class Recorder(TorchFunctionMode):
     ``returns`` has module calls in the order in which they ended; ``contractions`` counts the written ones through
     which a gradient flows. ``failed`` is the path of the innermost module in whose forward an error was raised.
     ``refused`` has functions and methods that cannot be kept as one call, although they should. ``paths`` (of modules)
-    and ``handles`` (of hooks on tensors, each with its node) go by identity. ``written``
-    has the buffers that Python code replaced.
+    and ``handles`` (of hooks on tensors, each with its node) go by identity. ``written`` has the
+    buffers that Python code replaced.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:

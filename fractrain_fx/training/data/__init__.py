@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 DATA_SETS = ("digits", "pydoc", "cifar10", "cifar100", "imagenet", "wikitext103", "text", "characters")
-IMAGES, TEXTS = ("digits", "cifar10", "cifar100", "imagenet"), ("pydoc", "wikitext103", "text", "characters")
+IMAGES = ("digits", "cifar10", "cifar100", "imagenet")
+TEXTS = tuple(name for name in DATA_SETS if name not in IMAGES)
 
 
 def load_dataset(name: str, *, data_dir: str | Path | None = None, block_length: int = 64) -> DataSet:

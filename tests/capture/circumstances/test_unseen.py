@@ -16,21 +16,9 @@ from torch import Tensor, nn
 from fractrain_fx import fractrainify
 from fractrain_fx.errors import FracTrainWarning
 from tests.capture.circumstances.models import FLOAT, ROWS, TwoLayers, original_of, told_once
+from tests.models import ScaledGradient
 
 HEAD = 1
-
-
-class Gradient(torch.autograd.Function):
-    """Scales the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
-        ctx.scale = scale
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad * ctx.scale, None
 
 
 class Layer(TwoLayers):
@@ -56,7 +44,7 @@ class ByClass(Layer):
 
 class Reversing(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(Gradient.apply(self.a(x), HEAD))
+        return self.b(ScaledGradient.apply(self.a(x), HEAD))
 
 
 def _apply(net: Any, x: Tensor) -> Any:

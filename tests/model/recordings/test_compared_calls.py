@@ -31,7 +31,7 @@ from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.config.config import Method
 from fractrain_fx.errors import ConfigError, FracTrainWarning, InputError
 from tests.build import rewritten
-from tests.models import thinned
+from tests.models import ScaledGradient, thinned
 
 FLOAT = FracConfig(method="float", run=RunConfig(recordings=20))
 
@@ -366,19 +366,8 @@ def test_no_call_but_the_first_is_compared_if_so_asked(monkeypatch: pytest.Monke
         FracConfig(run=RunConfig(compare_every=-1))
 
 
-class Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return -ctx.factor * gradient, None
-
-
 def reverse(x: Tensor, share: float) -> Tensor:
-    reversed_: Tensor = Reversed.apply(x, share)
+    reversed_: Tensor = ScaledGradient.apply(x, -share)
     return reversed_
 
 
