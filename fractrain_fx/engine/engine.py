@@ -63,7 +63,7 @@ class Engine(Staged):
         self._paused = False
         self._clock = RunClock(config.schedule.every)
         self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
-        self.ledger = Ledger(self.model.macs, self.model.uncounted, self._course.texts)
+        self.ledger = Ledger(self.model.macs, self.model.training_macs, self.model.uncounted, self._course.texts)
         steered.note_steered(self.model, SteeredRun(self._course, self.ledger))
         steered.apply_level(self.model, self.level)
 
@@ -230,7 +230,7 @@ class Engine(Staged):
         mean = messages.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
-        sums = self.ledger.close_epoch(self.stage, self.model.trained_share, self._clock)
+        sums = self.ledger.close_epoch(self.stage, self._clock)
         self._cost_term.start_step()
         self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
@@ -292,7 +292,7 @@ class Engine(Staged):
             return None
         messages.refuse_stage(stage, len(self.levels), epoch)
         if self._clock.every is not None:
-            self.ledger.close_part(self.stage, self.model.trained_share, self._clock)
+            self.ledger.close_part(self.stage, self._clock)
         change = StageChange(epoch, self.stage, stage, self.level, self.levels[stage], *self._clock.place)
         self._course.stage = stage
         steered.apply_level(self.model, self.level)

@@ -23,11 +23,13 @@ _ENDS = 5  # rows at the beginning and at the end of a ledger's table
 class Ledger:
     """The rows of all epochs and their totals, and the sums of the epoch that is open, apart for each stage.
 
-    ``macs`` are forward MACs of one sample; no formula counts the ``uncounted`` contractions.
+    ``macs`` are forward MACs of one sample of the example's sizes, and ``training_macs`` those of training on it with
+    nothing frozen. No formula counts the ``uncounted`` contractions.
     """
 
-    def __init__(self, macs: int, uncounted: int = 0, levels: Sequence[str] = ()) -> None:
+    def __init__(self, macs: int, training_macs: int, uncounted: int = 0, levels: Sequence[str] = ()) -> None:
         self.macs = macs
+        self._training_macs = training_macs
         self.uncounted = uncounted
         self.levels = tuple(levels)
         self.rows: list[EpochRow] = []
@@ -50,7 +52,7 @@ class Ledger:
         """As :meth:`EpochMeter.bad_step`, of the part that is open."""
         return self._meter.bad_step()
 
-    def close_part(self, stage: int, trained: float, clock: RunClock) -> EpochSums | None:
+    def close_part(self, stage: int, clock: RunClock) -> EpochSums | None:
         """Close the part of the epoch that was trained in a stage; ``None`` if it has no batch. A collective."""
         if not self._meter.steps:
             return None
@@ -63,7 +65,7 @@ class Ledger:
             samples=sums.samples,
             options=sums.options,
             uncounted=self.uncounted,
-            trained=trained,
+            relative_macs=round(sums.macs / max(self._training_macs, 1), 6),  # counted in single precision
             step=clock.steps,
             tokens=clock.tokens,
             **sums.shares,  # type: ignore[arg-type]
@@ -71,9 +73,9 @@ class Ledger:
         self._parts.append(part)
         return sums
 
-    def close_epoch(self, stage: int, trained: float, clock: RunClock) -> EpochSums | None:
+    def close_epoch(self, stage: int, clock: RunClock) -> EpochSums | None:
         """Append the epoch's row; returns the sums of the last part, if that has a batch. A collective."""
-        sums = self.close_part(stage, trained, clock)
+        sums = self.close_part(stage, clock)
         self.rows.append(self._parts[0] if len(self._parts) == 1 else joined_parts(self._parts))
         self._open_epoch()
         return sums
@@ -116,19 +118,19 @@ class Ledger:
     def total_macs(self) -> float:
         """Training cost so far in full-precision MACs: ``3 * M * cp_total`` for each sample.
 
-        ``M`` are the model's forward MACs. ``cp_total`` is a share of the cost of the trained parts. Frozen parts lower
-        ``3 * M``.
+        ``M`` are the model's forward MACs. ``cp_total`` is a share of the cost of the trained parts, for samples of
+        their size: frozen parts and smaller samples lower ``3 * M``.
         """
-        return 3 * self.macs * sum(row.cp_total * row.samples * row.trained for row in pure_rows(self.rows))
+        return 3 * self.macs * sum(row.cp_total * row.full_samples for row in pure_rows(self.rows))
 
     @property
     def mean_cp(self) -> float:
-        """Mean over samples of cp, 0..1; NaN before the first sample."""
+        """The share (0..1) of the full-precision cost of the run that cp is over; NaN before the first sample."""
         return self._mean("cp")
 
     @property
     def mean_cp_total(self) -> float:
-        """Mean over samples of cp_total, 0..1: the share of the full-precision training cost that was spent."""
+        """The share (0..1) of the full-precision cost of training that was spent; NaN before the first sample."""
         return self._mean("cp_total")
 
     @property
@@ -171,4 +173,5 @@ class Ledger:
     def _mean(self, name: str) -> float:
         if not self.samples:
             return math.nan
-        return float(sum(getattr(row, name) * row.samples for row in self.rows)) / self.samples
+        full = sum(row.full_samples for row in self.rows)
+        return float(sum(getattr(row, name) * row.full_samples for row in self.rows)) / (full or 1)

@@ -22,19 +22,20 @@ _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
 
 @dataclass(frozen=True)
 class EpochSums:
-    """Means over the samples of an epoch, over all processes.
+    """Means over the samples of an epoch, over all processes; samples weigh in shares of cost by their MACs.
 
     ``loss`` is the mean task loss, over labels where the loop counts them; NaN or infinite if that of a step was. It is
     the mean over ``weight`` samples or labels, and NaN if that is 0. ``shares`` has ``cp``, ``cp_total``, ``fw``,
-    ``eb`` and ``gc``, each 0..1; it is empty if no step had a cost. ``options`` has, for each block, the share of
-    samples that chose each option. ``bad_step`` is the first step of this process, counted from 1, whose loss was not
-    finite; 0 for none.
+    ``eb`` and ``gc``, each 0..1; it is empty if no step had a cost. ``macs`` are the full-precision MACs of training on
+    a sample; 0 then. ``options`` has, for each block, the share of samples that chose each option. ``bad_step`` is the
+    first step of this process, counted from 1, whose loss was not finite; 0 for none.
     """
 
     loss: float
     weight: float
     cost_term: float
     shares: dict[str, float]
+    macs: float
     options: dict[str, tuple[float, ...]]
     samples: int
     bad_step: int
@@ -68,13 +69,15 @@ class EpochMeter:
         loss = loss.detach()
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
         added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
-        shares = [] if cost is None else [getattr(cost, name).detach() for name in _SHARES]
+        costs = [] if cost is None else [cost.macs, *(getattr(cost, name).detach() for name in _SHARES)]
         one = weight = torch.ones_like(loss)
         if labels is not None:
             weight = labels.reshape(()).to(loss.device, dtype) / max(samples, 1)
             loss = torch.where(weight > 0, weight * loss, 0)  # the mean loss of no labels is NaN
-        values = [loss, added, *shares, one, weight]
+        values = [loss, added, one, weight, *costs]
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
+        if costs:
+            stacked[-len(_SHARES) :].mul_(stacked[-len(costs)])
         sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
         number = self._first + self.steps if samples else 0  # the mean loss of no samples is NaN
@@ -122,18 +125,20 @@ class EpochMeter:
         if self._sums is None:
             raise ValueError("an epoch without steps has no means")
         bad_step = self.bad_step()
-        loss, cost_term, *shares, samples, weight = sum_over_ranks(self._sums.clone()).tolist()
+        loss, cost_term, samples, weight, *costs = sum_over_ranks(self._sums.clone()).tolist()
         divisor = samples or 1  # steps without samples cost nothing
         options: dict[str, tuple[float, ...]] = {}
         if self._choices is not None:
             counts = sum_over_ranks(self._choices.clone()) / divisor
             split = counts.split(list(self._widths.values()))
             options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
+        macs = costs[0] if costs else 0.0
         return EpochSums(
             loss=loss / weight if weight else math.nan,
             weight=weight,
             cost_term=cost_term / divisor,
-            shares={name: value / divisor for name, value in zip(_SHARES, shares, strict=False)},
+            shares={name: value / (macs or 1) for name, value in zip(_SHARES, costs[1:], strict=False)},
+            macs=macs / divisor,
             options=options,
             samples=round(samples),
             bad_step=bad_step,

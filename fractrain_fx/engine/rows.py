@@ -15,7 +15,7 @@ __all__ = ["EpochRow", "beside_shares", "joined_parts", "pure_rows", "stages_tex
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One epoch. Costs are shares 0..1 of full-precision training, means over samples (paper 4.1).
+    """One epoch. Costs are shares 0..1 of full-precision training on its samples (paper 4.1).
 
     Attributes:
         epoch: counted from 1.
@@ -29,7 +29,8 @@ class EpochRow:
         samples: training samples seen in this epoch.
         options: for each block, the share of samples that chose each option.
         uncounted: number of contractions that no formula counts. No share includes them.
-        trained: full-precision MACs of a step at the epoch's end, as a share 0..1 of those with nothing frozen.
+        relative_macs: full-precision MACs of training on a sample, relative to those for the example's sizes with
+            nothing frozen.
         step: optimizer steps of the run until the epoch's end; 0 if the loop does not say when they end.
         tokens: tokens of the run until then, if stages are counted in tokens.
         parts: the parts of the epoch, a row for each stage, if the stage changed in it.
@@ -47,7 +48,7 @@ class EpochRow:
     samples: int
     options: dict[str, tuple[float, ...]]
     uncounted: int = 0
-    trained: float = 1.0
+    relative_macs: float = 1.0
     step: int = 0
     tokens: int = 0
     parts: tuple[EpochRow, ...] = ()
@@ -65,6 +66,11 @@ class EpochRow:
         if not self.samples:
             return "of no sample"
         return "not finite" if self.loss is None else f"{self.loss:.4f}"
+
+    @property
+    def full_samples(self) -> float:
+        """The number of samples of the example's sizes, with nothing frozen, that cost as much at full precision."""
+        return self.samples * self.relative_macs
 
     @property
     def pure(self) -> tuple[EpochRow, ...]:
@@ -122,23 +128,27 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def joined_parts(parts: Sequence[EpochRow]) -> EpochRow:
-    """One row for the parts of an epoch: means over samples, and the stage at its end."""
-    samples = sum(part.samples for part in parts)
+    """One row for the parts of an epoch: means over samples, shares of the cost of all, and the stage at its end."""
+    samples, full = sum(part.samples for part in parts), sum(part.full_samples for part in parts)
 
     def mean(values: Iterable[float]) -> float:
         return sum(part.samples * value for part, value in zip(parts, values, strict=True)) / max(samples, 1)
+
+    def share(name: str) -> float:
+        return float(sum(part.full_samples * getattr(part, name) for part in parts)) / (full or 1)
 
     losses = [part.loss for part in parts if part.samples]
     shares = {block: [part.options[block] for part in parts] for block in parts[0].options}
     return replace(
         parts[-1],
         loss=mean(part.loss or 0.0 for part in parts) if losses and None not in losses else None,
-        cp=mean(part.cp for part in parts),
-        cp_total=mean(part.cp_total for part in parts),
-        fw=mean(part.fw for part in parts),
-        eb=mean(part.eb for part in parts),
-        gc=mean(part.gc for part in parts),
+        cp=share("cp"),
+        cp_total=share("cp_total"),
+        fw=share("fw"),
+        eb=share("eb"),
+        gc=share("gc"),
         samples=samples,
+        relative_macs=full / max(samples, 1),
         options={block: tuple(map(mean, zip(*options, strict=True))) for block, options in shares.items()},
         parts=tuple(parts),
     )

@@ -37,8 +37,8 @@ class SteeredModel(Protocol):
 
     ``training_forward`` is the last forward that trains, whatever ran after it; once ``count_forward`` has given it to
     its loss, the last forward. ``targets`` are in per cent, one for each stage; ``uncounted`` is the number of
-    contractions that no formula counts. ``trained_share`` (0..1) is the share of the full-precision cost that remains
-    with frozen parameters; ``gated_share`` the share of cp that is of gated ops.
+    contractions that no formula counts. ``macs`` are forward MACs of one sample of the example's sizes, and
+    ``training_macs`` those of training on it with nothing frozen; ``gated_share`` the share of cp that is of gated ops.
     """
 
     @property
@@ -51,7 +51,7 @@ class SteeredModel(Protocol):
     @property
     def uncounted(self) -> int: ...
     @property
-    def trained_share(self) -> float: ...
+    def training_macs(self) -> int: ...
     @property
     def gated_share(self) -> float: ...
     @property

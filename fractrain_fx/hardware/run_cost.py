@@ -112,7 +112,7 @@ class RunCost:
 
 
 class StepPrices:
-    """Prices of a model's ops for one sample, at any bits.
+    """Prices of a model's ops for one sample of the example's sizes, at any bits.
 
     Args:
         model: a rewritten model.

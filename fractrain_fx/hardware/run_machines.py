@@ -64,7 +64,7 @@ def price_run(
     """Price a ledger's epochs on several machines; empty without an epoch.
 
     What stays float is in bfloat16 if the machine has it, as in ``plan``; a run of ``method="float"`` is in float32.
-    ``batch`` is the number of samples of a training step.
+    ``batch`` is the number of samples of a training step. Samples have the example's sizes.
     """
     stages = list(by_stage(rows).values())
     run = _Run(model, stages, batch) if stages else None

@@ -22,7 +22,7 @@ from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import stage_of
 from fractrain_fx.nn.cost import Cost, Forward
 from fractrain_fx.passes import Block, Op, blocks_of, ops_of
-from fractrain_fx.passes.analyse.trained import trained_share
+from fractrain_fx.passes.analyse.trained import training_macs
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN
 
@@ -152,7 +152,13 @@ class Properties(nn.Module):
     def trained_share(self) -> float:
         """Full-precision cost of a step as a share 0..1 of its cost with every parameter trained."""
         self._state.follow_frozen()
-        return trained_share(self._state.recording.train)
+        now, everything = training_macs(self._state.recording.train)
+        return now / everything if everything else 1.0
+
+    @property
+    def training_macs(self) -> int:
+        """Full-precision MACs (FW, EB, GC) of training on one sample with every parameter trained."""
+        return training_macs(self._state.recording.train)[1]
 
     @property
     def cost(self) -> Cost:
@@ -182,6 +188,7 @@ class Properties(nn.Module):
     def count_forward(self) -> Forward:
         """Give ``Engine.loss`` the forward of its batch, :attr:`training_forward`."""
         self._state.waits = False
+        self._state.count_compiled()
         return self.training_forward
 
     def _required(self, forward: Forward | None) -> Forward:

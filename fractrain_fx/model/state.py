@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +39,6 @@ _PROVISIONAL = (
     "this model is evaluated before it was trained: activations are rounded in ranges that were measured on the "
     "example inputs, and are provisional until a training step or model.calibrate(loader)"
 )
-
-_ALIKE = 2.0  # samples up to so many times larger or smaller than the example's cost about what these do
 
 _FLOAT = (
     "restore() gives the original model, which computes in float and skips no block, so its results differ from those "
@@ -91,14 +89,18 @@ class ModelState:
         self.sharding: Sharding | None = None
         self.variants = Variants(rewritten)
         self.running = self.variants.first.running
-        # ``None`` without samples, and once other sizes are told of.
-        self._example_size = _values_each(recording.inputs, self.variants.first.count(recording.inputs))
-        self._frozen = Frozen(recording.graphs, config, self.variants.forget)
+        self._compiled_call: tuple[tuple[Any, ...], int | None] | None = None
+        self._frozen = Frozen(recording.graphs, config, self._forget_costs)
         called = called_by(original, recording)
         self.as_recorded = as_recorded or OriginalCheck(original, recording.train, recording.python.read, called)
         self._noted = set(recording.python.notes)
         self.variants.on_recorded = self._watch
         self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
+
+    def _forget_costs(self) -> None:
+        self.variants.forget()
+        for costs in self.variants.first.costs.values():
+            costs.forget()
 
     def _watch(self, recording: Recording) -> None:
         """Watch what a further recording depends on, and tell what it leaves out."""
@@ -142,8 +144,10 @@ class ModelState:
         if not compiling and self.variants.compared.runs > runs:
             self.as_recorded.adopt()
         samples, tokens = variant.count(values), token_count(values)
-        if trains and not compiling and self._example_size and (size := _values_each(values, samples)):
-            self._compare_sizes(size / self._example_size)
+        if not compiling:
+            variant.follow_costs(values, samples, training)
+        elif variant is self.variants.first and trains:
+            self._compiled_call = values, samples
         graph = self._graph(variant, training)
         if compiling or not counts_step(self.watcher, training):
             output, cost = run_graph(graph, values, variant.recording)
@@ -159,14 +163,11 @@ class ModelState:
             self.sharding.share_buffers(self.running[True].changing_buffers)
         return output
 
-    def _compare_sizes(self, ratio: float) -> None:
-        """Warn once if samples have other sizes than those of the example, whose cost is every sample's."""
-        if not 1 / _ALIKE <= ratio <= _ALIKE:
-            self._example_size = None
-            warn(
-                f"samples are {ratio:.2g} times as large as those of the example inputs, at whose sizes costs (MACs, "
-                "cp, energy) are counted: pass example_inputs or example_kwargs of the size that you train on"
-            )
+    def count_compiled(self) -> None:
+        """Let further compiled calls be counted at the sizes of the last one, which could not look at its own."""
+        if self._compiled_call is not None:
+            self.variants.first.follow_costs(*self._compiled_call, training=True)
+            self._compiled_call = None
 
     def _graph(self, variant: Variant, training: bool) -> RecordedModule:
         """The copy to run, as a chain of segments if something asks for them."""
@@ -210,6 +211,8 @@ class ModelState:
         """A copy around copies of the original and of the graphs."""
         self.float_calls.disarm()
         self.follow_frozen()
+        for costs in self.variants.first.costs.values():
+            costs.use_example()
         train = copy.deepcopy(self.recording.train, memo)
         evaluate = copy.deepcopy(self.recording.eval, memo)  # the same copy again if one graph serves both modes
         # The memo has the copied modules of the recording now, so the copy of the original uses the same ones.
@@ -293,8 +296,3 @@ class ModelState:
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
-
-
-def _values_each(values: Sequence[Any], samples: int | None) -> float | None:
-    """The number of values in the tensors of a call, for each sample."""
-    return sum(x.numel() for x in tensors_in(values)) / samples if samples else None

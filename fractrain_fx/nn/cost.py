@@ -28,6 +28,7 @@ class Cost(NamedTuple):
         fw, eb, gc: the cost of the forward pass, of error back-propagation and of gradient computation, each as a share
             of its own cost at full precision, over the ops of ``cp``.
         choice: for each gated block, the one-hot choice of every sample.
+        macs: full-precision MACs of training on a sample, over every counted contraction, at the sizes of this batch.
     """
 
     cp: Float[Tensor, ""]
@@ -36,6 +37,7 @@ class Cost(NamedTuple):
     eb: Float[Tensor, ""]
     gc: Float[Tensor, ""]
     choice: dict[str, Float[Tensor, "batch options"]]
+    macs: Float[Tensor, ""]
 
 
 class Forward(NamedTuple):
@@ -156,6 +158,10 @@ class CostMeter(FullPrecision):
         for name, value in other.named_buffers():
             self.get_buffer(name).copy_(value)
 
+    def take(self, other: CostMeter) -> None:
+        """Compute with the buffers of another meter of the same ops. Backward passes still to come keep theirs."""
+        self._buffers.update(other._buffers)
+
     def of_samples(self, choices: Sequence[Float[Tensor, "batch options"]]) -> Float[Tensor, " batch"]:
         """The share (0..1) that each sample's choices (one tensor for each gated block) add to ``Cost.cp``."""
         prices = self.table.sum(dim=-1)  # of each option of each block
@@ -191,7 +197,7 @@ class CostMeter(FullPrecision):
             spent = spent + (self.counts * self._spent(bits, shares)).sum(dim=1)
         cp, everything = (spent.sum(dim=1) / self.over).unbind()
         fw, eb, gc = (spent[0] * self.inverse).unbind()
-        return Cost(cp, everything, fw, eb, gc, dict(zip(self.blocks, choices, strict=True)))
+        return Cost(cp, everything, fw, eb, gc, dict(zip(self.blocks, choices, strict=True)), self.over[1])
 
     def _spent(self, bits: Sequence[Tensor], shares: Sequence[Tensor | None]) -> Float[Tensor, "rows 3"]:
         """MACs of FW, EB and GC of each row, times their shares as :meth:`Precision.shares` has them."""

@@ -97,7 +97,7 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
         priced = {} if run.result is None else run.result.hardware["end"]["by_stage"]
         for name, records in sorted(grouped.items(), key=lambda item: item[1][0].row.stage):
             epochs = {record.row.epoch for record in records}
-            samples = sum(record.row.samples for record in records)
+            full = sum(record.row.full_samples for record in records)
             steps = sum(record.steps for record in records)
             bitfusion = _sum_known(record.bitfusion_seconds for record in records)
             measured = sum(record.train_seconds for record in records)
@@ -110,8 +110,8 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
                     "run": run.name,
                     "stage": name,
                     "epochs": len(epochs),
-                    "cp": 100 * sum(record.row.cp * record.row.samples for record in records) / samples,
-                    "cp_total": 100 * sum(record.row.cp_total * record.row.samples for record in records) / samples,
+                    "cp": 100 * sum(record.row.cp * record.row.full_samples for record in records) / full,
+                    "cp_total": 100 * sum(record.row.cp_total * record.row.full_samples for record in records) / full,
                     "joules_step": _ratio(joules, steps),
                     "bitfusion_step": _ratio(bitfusion, steps, 1e3),
                     "measured_step": _ratio(measured, steps, 1e3),

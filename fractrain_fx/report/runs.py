@@ -120,11 +120,12 @@ class Run:
         return max(finite, key=lambda record: sign * (record.value or 0.0), default=None)
 
     def mean(self, name: str) -> float:
-        """Mean over samples of ``cp`` or ``cp_total``, 0..1."""
+        """``cp`` or ``cp_total`` of the run, 0..1."""
         if self.result is not None:
             return float(getattr(self.result, f"mean_{name}"))
         rows = [record.row for record in self.records]
-        return sum(float(getattr(row, name)) * row.samples for row in rows) / sum(row.samples for row in rows)
+        spent = sum(float(getattr(row, name)) * row.full_samples for row in rows)
+        return spent / sum(row.full_samples for row in rows)
 
 
 def read_runs(arguments: Sequence[str]) -> list[Run]:

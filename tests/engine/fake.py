@@ -22,7 +22,8 @@ class FakeModel(nn.Module):
         self.macs = sum(macs_of_block)
         self.uncounted = 0
         self.tokens: int | None = None
-        self.trained_share = self.gated_share = 1.0
+        self.training_macs = 3 * self.macs
+        self.gated_share = 1.0
         self.targets = (config.targets if config and config.targets else CostTargets((1.5, 2.0, 2.5, 3.0))).per_cent
         self.batch = 0
         self.precisions: list[Precision] = []
@@ -74,4 +75,5 @@ class FakeModel(nn.Module):
             eb=cp.detach() / 4,
             gc=cp.detach() / 2,
             choice=choice if gated else {},
+            macs=torch.tensor(float(self.training_macs)),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,13 +60,3 @@ def test_a_table_of_all_samples_does_not_count_them() -> None:
     model = fractrainify(WithTable(), example_inputs=example, check=False)
     model(torch.randn(9, 2), torch.randn(5, 3, 8, 8), torch.ones(5, 1))
     assert model.batch == 5
-
-
-def test_samples_of_other_sizes_than_the_example_are_told_of_once() -> None:
-    model = build.rewritten(nn.Sequential(*(nn.Conv2d(1, 1, 3) for _ in range(3))), torch.randn(2, 1, 8, 8))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for batch, size in ((5, 8), (5, 10), (3, 16), (3, 17)):
-            model(torch.randn(batch, 1, size, size))
-    told = [str(warning.message) for warning in caught if "the example inputs, at whose sizes" in str(warning.message)]
-    assert len(told) == 1 and told[0].startswith("samples are 4 times as large")

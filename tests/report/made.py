@@ -31,7 +31,7 @@ class Steered:
 
     def __init__(self, model: FracModel) -> None:
         self.frac_config, self.macs, self.targets = model.frac_config, model.macs, model.targets
-        self.uncounted, self.trained_share, self.gated_share = model.uncounted, model.trained_share, model.gated_share
+        self.uncounted, self.gated_share, self.training_macs = model.uncounted, model.gated_share, model.training_macs
         (self._meter,) = (module for module in model.graph_module.modules() if isinstance(module, CostMeter))
         self.cost: Cost
 

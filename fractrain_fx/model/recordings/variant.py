@@ -25,6 +25,7 @@ from fractrain_fx.capture.inputs.form import look_of
 from fractrain_fx.capture.trees import is_strided, items_of, tensors_in
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
+from fractrain_fx.model.recordings.costs_by_size import CostsBySize
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
@@ -59,6 +60,7 @@ class Variant:
         form: the number of the form of call that it was recorded with.
         count: counts the samples of a call.
         dimensions: the number of dimensions of each input.
+        costs: counts the cost of calls of any sizes, in training and evaluation.
         reads: for each mode, the circumstances that its code read, each with a function that gives the present value.
     """
 
@@ -66,6 +68,7 @@ class Variant:
     running: Mapping[bool, Running]
     form: int
     count: SampleCount
+    costs: Mapping[bool, CostsBySize]
     dimensions: tuple[int, ...]
     reads: Mapping[bool, tuple[tuple[Read, ReadCircumstance], ...]]
 
@@ -91,6 +94,12 @@ class Variant:
             return None
         words = str(guard)
         return f"{words if len(words) <= _LONGEST else 'a size'}, which {guard.place} reads"
+
+    def follow_costs(self, values: tuple[Any, ...], samples: int | None, training: bool) -> None:
+        """Let the next forward be counted at the sizes of a call."""
+        sizes, costs = self.count.sizes(values, samples), self.costs[training]
+        if sizes != costs.now:
+            costs.follow(sizes, values, samples)
 
     @property
     def graphs(self) -> list[RecordedModule]:
@@ -223,6 +232,14 @@ class SampleCount:
             value = getattr(value, step.key) if step.is_field else value[step.key]
         samples: int = value.shape[self._axis]
         return samples
+
+    def sizes(self, values: Sequence[Any], samples: int | None) -> tuple[tuple[int, ...], ...]:
+        """The shapes of a call's tensors, without the dimension that has the samples."""
+        axis, shapes = self._axis, [tuple(x.shape) for x in tensors_in(values) if not x.is_nested]
+        return tuple(
+            (*shape[:axis], *shape[axis + 1 :]) if samples and shape[axis : axis + 1] == (samples,) else shape
+            for shape in shapes
+        )
 
 
 def _steps_to(value: Any, axis: int, size: int | None) -> tuple[_Step, ...] | None:

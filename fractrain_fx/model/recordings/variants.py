@@ -24,6 +24,7 @@ from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import differences_in_words, no_more_recordings, other_differences, refused_again
 from fractrain_fx.model.recordings.compared_calls import ComparedCalls, decided_by_values
 from fractrain_fx.model.recordings.compiled_calls import CompiledCalls
+from fractrain_fx.model.recordings.costs_by_size import costs_of
 from fractrain_fx.model.recordings.variant import (
     Call,
     SampleCount,
@@ -291,10 +292,9 @@ class Variants:
         return variant
 
     def _variant(self, recording: Recording, form: int, place: str = "dispatched") -> Variant:
-        places = (place, f"{place}_in_evaluation")
-        pairs = zip(recording.graphs, places, strict=False)
+        pairs = zip(recording.graphs, (place, f"{place}_in_evaluation"), strict=False)
         copies = [Running(shown, self._config, self._tuner, path, recording.leaves) for shown, path in pairs]
-        count = SampleCount(recording, self._config.run.batch_axis)
-        dimensions = tuple(map(len, shapes_of(recording.inputs)))
-        reads = reads_of(recording, self._original)
-        return Variant(recording, {True: copies[0], False: copies[-1]}, form, count, dimensions, reads)
+        count, dimensions = SampleCount(recording, self._config.run.batch_axis), map(len, shapes_of(recording.inputs))
+        running, reads = {True: copies[0], False: copies[-1]}, reads_of(recording, self._original)
+        costs = costs_of(recording, self._config, count)
+        return Variant(recording, running, form, count, costs, tuple(dimensions), reads)

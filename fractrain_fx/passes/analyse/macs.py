@@ -21,7 +21,7 @@ from fractrain_fx.passes.graph.edit import module_path, owner_module, varying
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 from fractrain_fx.passes.graph.formulas import recurrent_macs
 
-__all__ = ["Macs"]
+__all__ = ["Macs", "macs_of"]
 
 
 class Macs(PassBase):
@@ -70,7 +70,8 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node]) -> Op | None:
     a, b, out = facts(first), facts(second), facts(node)
     if a.shape is None or b.shape is None or out.shape is None:
         return None
-    macs = family.macs(a.shape, b.shape, out.shape) // (out.samples or 1)
+    macs = macs_of(graph_module, node)
+    assert macs is not None
     out.gradients_by = a.trained_by, b.trained_by
     return Op(
         name=_name(node, family, second, moving),
@@ -82,6 +83,24 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node]) -> Op | None:
         input_gradient=a.requires_grad,
         weight_gradient=b.requires_grad,
     )
+
+
+def macs_of(graph_module: GraphModule, node: Node) -> int | None:
+    """Forward MACs for one sample of a contraction, from the shapes in the records of its node and of what it reads.
+
+    ``None`` if no formula counts it.
+    """
+    samples, family, owner = facts(node).samples or 1, contraction(node), owner_module(graph_module, node)
+    if family is not None and facts(node).shape is not None and not _layout(node):
+        a, b = (facts(operand(node, place)).shape for place in family.operands)
+        return None if a is None or b is None else family.macs(a, b, facts(node).shape or ()) // samples
+    if owner is None:
+        counted = unsplit(node)
+        return None if counted is None else counted[1] // samples
+    read = [facts(source) for source in node.all_input_nodes if facts(source).shape is not None]
+    if isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read:
+        return recurrent_macs(owner, read[0].shape or ()) // (read[0].samples or 1)
+    return None
 
 
 def _layout(node: Node) -> str | None:
@@ -104,15 +123,13 @@ def _whole(graph_module: GraphModule, node: Node) -> Op | None:
     kind = kind if layout is None or layout in kind else f"{layout} {kind}"
     path = "" if isinstance(owner, Method) else module_path(node)
     label = path if owner is not None and not name else f"{path}.{name or kind}".lstrip(".")
-    op = Op(label, kind, path, None)
+    op = Op(label, kind, path, macs_of(graph_module, node))
     read = [facts(source) for source in node.all_input_nodes if facts(source).shape is not None]
     if counted is not None:
-        op.macs = counted[1] // (facts(node).samples or 1)
         op.input_gradient = read[0].requires_grad
         op.weight_gradient = any(record.requires_grad for record in read[1:])
         facts(node).gradients_by = read[0].trained_by, reduce(or_, (record.trained_by for record in read[1:]), 0)
     elif isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read:
-        op.macs = recurrent_macs(owner, read[0].shape or ()) // (read[0].samples or 1)
         op.input_gradient = read[0].requires_grad
         op.weight_gradient = any(parameter.requires_grad for parameter in owner.parameters())
         facts(node).gradients_by = read[0].trained_by, bits_of(graph_module, owner)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.passes.graph.facts import facts, ops_of
 
-__all__ = ["Place", "bits_of", "find_trained", "follow_trained", "places_of", "trained_now", "trained_share"]
+__all__ = ["Place", "bits_of", "find_trained", "follow_trained", "places_of", "trained_now", "training_macs"]
 
 _ALWAYS = 1  # the bit of inputs that require a gradient
 _NAMES = "parameters"  # key of ``graph_module.meta``: names in the order of their bits
@@ -76,15 +76,15 @@ def follow_trained(graph_module: GraphModule) -> None:
             op.input_gradient, op.weight_gradient = bool(by[0] & now), bool(by[1] & now)
 
 
-def trained_share(graph_module: GraphModule) -> float:
-    """Full-precision MACs of a step (FW, EB, GC) as a share 0..1 of those with every parameter trained."""
+def training_macs(graph_module: GraphModule) -> tuple[int, int]:
+    """Full-precision MACs (FW, EB, GC) of training on one sample: now, and with every parameter trained."""
     now = everything = 0
     for node, op in ops_of(graph_module.graph):
         by = facts(node).gradients_by
         if by is not None and op.macs:
             now += sum(op.training_macs)
             everything += op.macs * (1 + bool(by[0]) + bool(by[1]))
-    return now / everything if everything else 1.0
+    return now, everything
 
 
 def bits_of(graph_module: GraphModule, module: nn.Module) -> int:

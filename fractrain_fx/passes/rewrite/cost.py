@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from torch.fx import GraphModule, Node
@@ -75,7 +75,7 @@ class MeterCost(PassBase):
         graph.lint()
         return PassResult(graph_module, True)
 
-    def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> tuple[CostMeter, list[_Row]]:
+    def _meter(self, graph_module: GraphModule, gated_blocks: Sequence[str]) -> tuple[CostMeter, list[_Row]]:
         """The meter of a graph, and the properties of the ops of each of its rows."""
         measured = _measuring(graph_module)
         full, fixed, total = ([0.0, 0.0, 0.0] for _ in range(3))
@@ -116,7 +116,11 @@ class MeterCost(PassBase):
             if facts(node).role == "cost":
                 meter = graph_module.get_submodule(str(node.target))
                 if isinstance(meter, CostMeter):
-                    meter.follow(self._meter(graph_module, list(meter.blocks))[0])
+                    meter.follow(self.meter(graph_module, meter.blocks))
+
+    def meter(self, graph_module: GraphModule, blocks: Sequence[str]) -> CostMeter:
+        """A meter of the ops of a graph as they are now, whose gated ``blocks`` come in this order."""
+        return self._meter(graph_module, blocks)[0]
 
 
 def _op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost:

@@ -1,0 +1,149 @@
+"""Costs of calls whose sizes are not the example's: those of a model that was recorded at these sizes."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx import Engine, FracModel
+from fractrain_fx.config import Method
+from fractrain_fx.nn.cost import CostMeter
+from fractrain_fx.zoo.models.transformer import TransformerLM
+from tests import build
+
+METHODS: tuple[Method, ...] = ("float", "static", "dfq", "slu")
+
+
+class Images(nn.Module):
+    """Residual blocks of which the second one shrinks, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.cells = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+        self.down, self.head = nn.Conv2d(4, 4, 2, stride=2), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.cells:
+            x = self.down(x + block(x).relu())
+        return self.head(x.mean((2, 3)))
+
+
+def images(samples: int, size: int) -> Tensor:
+    return torch.randn(samples, 3, size, size)
+
+
+def tokens(samples: int, size: int) -> Tensor:
+    return torch.randint(0, 50, (samples, size))
+
+
+def text() -> nn.Module:
+    return TransformerLM(50, width=16, hidden=32, layers=2, heads=2, dropout=0.0)
+
+
+def meter(model: FracModel) -> CostMeter:
+    path = next(str(node.target) for node in model.graph.nodes if "cost" in node.name)
+    found = model.graph_module.get_submodule(path)
+    assert isinstance(found, CostMeter)
+    return found
+
+
+def same_costs(model: FracModel, other: FracModel) -> bool:
+    pairs = zip(meter(model).named_buffers(), meter(other).named_buffers(), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("net", "batch"), [(Images(), images), (text(), tokens)], ids=["images", "text"])
+def test_each_call_costs_what_a_model_recorded_at_its_sizes_does(net: nn.Module, batch: Any, method: Method) -> None:
+    config = build.paper(method)
+    model = build.rewritten(copy.deepcopy(net), batch(2, 8), config=config)
+    for samples, size in ((3, 16), (2, 8), (1, 12)):
+        other = build.rewritten(copy.deepcopy(net), batch(2, size), config=config)
+        x = batch(samples, size)
+        model(x)
+        assert same_costs(model, other)
+        assert (float(model.cost.macs) > float(model.training_macs)) == (size > 8)
+        for each in (model.eval(), other.eval()):
+            each(x)
+        assert float(model.cost.macs) == float(other.cost.macs)
+        model.train()
+
+
+def test_the_ledger_sums_what_each_batch_costs() -> None:
+    model = build.rewritten(text(), tokens(2, 8), config=build.paper("static"))
+    engine, spent = Engine(model), 0.0
+    for samples, size in ((3, 16), (2, 8), (5, 12)):
+        engine.loss(model(tokens(samples, size)).square().mean()).backward()
+        spent += samples * float(model.cost.macs * model.cost.cp_total)
+    engine.end_epoch()
+    (row,) = engine.ledger.rows
+    assert spent == pytest.approx(engine.ledger.total_macs, rel=1e-5)
+    assert spent == pytest.approx(row.cp_total * row.relative_macs * model.training_macs * 10, rel=1e-5)
+    assert row.relative_macs > 1 and engine.ledger.mean_cp_total == pytest.approx(row.cp_total)
+
+
+def test_frozen_parts_have_no_gradients_to_count_at_any_size() -> None:
+    model = build.rewritten(Images(), images(2, 8), config=build.paper("dfq"))
+    other = build.rewritten(Images(), images(2, 16), config=build.paper("dfq"))
+    model(images(2, 16))
+    for each in (model, other):
+        each.cells.requires_grad_(False)
+        each(images(2, 16))
+    assert same_costs(model, other)
+    model(images(2, 8))
+    model(images(2, 16))
+    assert same_costs(model, other)
+
+
+def test_two_forwards_of_different_sizes_may_share_a_backward() -> None:
+    model = build.rewritten(Images(), images(2, 8), config=build.paper("dfq"))
+    engine = Engine(model)
+    losses = [engine.loss(model(images(2, size)).square().mean()) for size in (8, 16)]
+    sum(losses, torch.zeros(())).backward()
+    assert all(gate.grad is not None for name, gate in model.named_parameters() if ".gates." in name)
+
+
+def test_a_copy_counts_from_the_example_again() -> None:
+    model = build.rewritten(text(), tokens(2, 8), config=build.paper("static"))
+    model(tokens(2, 16))
+    copied = copy.deepcopy(model)
+    copied(tokens(2, 8))
+    assert float(copied.cost.macs) == pytest.approx(model.training_macs)
+
+
+def test_sizes_that_need_data_are_counted_as_the_examples_with_one_warning() -> None:
+    class ByData(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x).relu()
+            return x[x.sum(-1) > 0].mean(0, keepdim=True) + x.mean(0)
+
+    model = build.rewritten(ByData(), torch.randn(2, 6, 4), config=build.paper("static"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in (6, 9, 12):
+            model(torch.randn(2, size, 4))
+    told = [str(warning.message) for warning in caught if "of other sizes than the example's" in str(warning.message)]
+    assert len(told) == 1 and "\n" not in told[0]
+    assert float(model.cost.macs) == pytest.approx(model.training_macs)
+
+
+def test_a_compiled_model_is_counted_at_the_sizes_of_the_call_before() -> None:
+    model = build.rewritten(text(), tokens(2, 8), config=build.paper("static"))
+    engine, compiled = Engine(model), torch.compile(model, fullgraph=True, backend="aot_eager")
+    seen = []
+    for size in (8, 16, 16):
+        engine.loss(compiled(tokens(3, size)).square().mean()).backward()
+        seen.append(float(model.cost.macs))
+    assert seen[0] == seen[1] < seen[2]
