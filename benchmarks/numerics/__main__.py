@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional as F
 
 from benchmarks.numerics.training import learn
-from benchmarks.numerics.truth import factor_changes, gradient_changes, spearman
+from benchmarks.numerics.truth import DoubleLoss, factor_changes, gradient_changes, spearman
 from fractrain_fx.numerics.sensitivity import sensitivity
 from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
 from fractrain_fx.training import RunSettings
@@ -41,7 +39,8 @@ WIDTHS = (2, 3, 4, 6)
 class Agreement(NamedTuple):
     """Rank correlations of estimates and true changes, over all ops and widths.
 
-    ``plain_x`` and ``plain_w`` are those with the change in which the first order is left.
+    ``plain_x`` and ``plain_w`` are those with the change in which the first order is left, ``divergence_x`` and
+    ``divergence_w`` with the divergence of predictions.
     """
 
     x: float
@@ -49,10 +48,14 @@ class Agreement(NamedTuple):
     g: float
     plain_x: float
     plain_w: float
+    divergence_x: float
+    divergence_w: float
 
 
-def agreement(name: str, seed: int, steps: int, batches: int, others: int, folder: str | None) -> Agreement:
-    """Train a subject a little, estimate on ``batches``, and measure on ``others``."""
+def agreement(
+    name: str, seed: int, steps: int, batches: int, others: int, folder: str | None, every: int = 1
+) -> Agreement:
+    """Train a subject a little, estimate on ``batches``, and measure every ``every``-th op on ``others``."""
     values = SUBJECTS[name]
     settings = RunSettings.from_dict({**values, "data_dir": folder, "seed": seed, "method": "float"})
     built = build(settings)
@@ -63,22 +66,19 @@ def agreement(name: str, seed: int, steps: int, batches: int, others: int, folde
     learn(built.model, _optimizer(built.model, values), held[:steps], criterion)
     measured, unseen = held[steps : steps + batches], held[steps + batches :]
     sensitivities = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
-    copied = FloatCopy(built.model, measured[0], partial(_loss_in_double, objective), None)
-    keys = [(op.name, bits) for op in sensitivities.measured for bits in WIDTHS]
+    loss = DoubleLoss(objective.logits)
+    copied = FloatCopy(built.model, measured[0], loss, None)
+    keys = [(name, bits) for name in [*copied.probes][::every] for bits in WIDTHS]
     ranks: dict[str, float] = {}
     for operand in ("x", "w"):
-        true = factor_changes(copied, operand, WIDTHS, unseen[:others])
+        true = factor_changes(copied, operand, WIDTHS, unseen[:others], loss, every)
         estimates = [sensitivities.of(op, operand, bits).change or 0.0 for op, bits in keys]
         ranks[operand] = spearman(estimates, [true[key].even for key in keys])
         ranks[f"plain_{operand}"] = spearman(estimates, [true[key].plain for key in keys])
-    after = gradient_changes(copied, WIDTHS, unseen[0], unseen[1:2], rate=values["lr"])
+        ranks[f"divergence_{operand}"] = spearman(estimates, [true[key].divergence for key in keys])
+    after = gradient_changes(copied, WIDTHS, unseen[0], unseen[1:2], rate=values["lr"], every=every)
     noise = [sensitivities.of(op, "g", bits).noise or 0.0 for op, bits in keys]
     return Agreement(g=spearman(noise, [after[key] for key in keys]), **ranks)
-
-
-def _loss_in_double(objective: Objective, output: Any, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy in double precision: at six bits an op changes it by less than a float's last place."""
-    return F.cross_entropy(objective.logits(output).flatten(0, -2).double(), targets.flatten())
 
 
 def _optimizer(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:
@@ -94,21 +94,30 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200, help="of training, before measuring")
     parser.add_argument("--batches", type=int, default=5, help="to estimate on")
     parser.add_argument("--measure-on", type=int, default=15, help="batches on which the true change is measured")
+    parser.add_argument("--every", type=int, default=1, help="op is measured, of which a model of 12 blocks has many")
     parser.add_argument("--data-dir", help="folder of CIFAR-10's files")
     parser.add_argument("--text-dir", help="folder of text files")
     parser.add_argument("--out", metavar="FILE", help="append a line of JSON for each model and seed")
     options = parser.parse_args(argv)
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("model", "seed", "activations", "weights", "gradients", "with first order: x", "w"):
+    for column in (
+        *("model", "seed", "activations", "weights", "gradients"),
+        *("with first order: x", "w", "divergence: x", "w"),
+    ):
         table.add_column(column)
     for name in options.model:
         folder = options.text_dir if SUBJECTS[name]["data"] == "characters" else options.data_dir
         for seed in options.seed:
-            ranks = agreement(name, seed, options.steps, options.batches, options.measure_on, folder)
+            ranks = agreement(name, seed, options.steps, options.batches, options.measure_on, folder, options.every)
             print(name, seed, ranks, flush=True)
             if options.out is not None:
                 about = {"model": name, "seed": seed, "steps": options.steps, "batches": options.batches}
-                line = about | {"measured_on": options.measure_on, "torch": torch.__version__, **ranks._asdict()}
+                line = about | {
+                    "measured_on": options.measure_on,
+                    "every": options.every,
+                    "torch": torch.__version__,
+                    **ranks._asdict(),
+                }
                 with open(options.out, "a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
             table.add_row(name, str(seed), *(f"{value:.2f}" for value in ranks))

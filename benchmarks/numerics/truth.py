@@ -2,7 +2,8 @@
 
 The true change is the mean of the losses with the rounding error added and with it subtracted, less the loss without
 it. The first-order part cancels: over a training it has no mean, because weights and activations move over their grids.
-The change with the error as it is stands beside it (``plain``).
+The change with the error as it is stands beside it (``plain``), and so does the divergence of the model's predictions,
+which is the change for labels that are drawn from them: it has no noise of labels.
 
 For gradients it is the change of the loss after a step, which the rounding's noise moves to either side: again the
 mean of both sides, less the loss after the step without noise, divided by the square of the step's size. The noise is
@@ -18,46 +19,93 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fractrain_fx.execution.plan import Call, Plan
 from fractrain_fx.execution.rounded import FIRST
 from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
 from fractrain_fx.numerics.sensitivity.rounded import factor_error, gradient_errors, slot_of
 
-__all__ = ["Change", "factor_changes", "gradient_changes", "spearman"]
+__all__ = ["Change", "DoubleLoss", "factor_changes", "gradient_changes", "spearman"]
 
 _STEP = 0.01  # length of a step along the noise, as a share of the weights' length
 Key = tuple[str, int]
 
 
 class Change(NamedTuple):
-    """A true change of the loss: with the error as it is, and the mean of both signs."""
+    """A true change of the loss: with the error as it is, and the mean of both signs.
+
+    ``divergence`` of the predictions (Kullback-Leibler, in nats) is a mean of both signs too; 0 if it is not measured.
+    """
 
     plain: float
     even: float
+    divergence: float
+
+
+class DoubleLoss:
+    """Cross-entropy in double precision: at six bits an op changes it by less than a float's last place.
+
+    Args:
+        logits: takes them from the model's output.
+
+    Attributes:
+        log_probabilities: of the last batch.
+    """
+
+    log_probabilities: Tensor
+
+    def __init__(self, logits: Callable[[Any], Tensor]) -> None:
+        self._logits = logits
+
+    def __call__(self, output: Any, targets: Tensor) -> Tensor:
+        self.log_probabilities = self._logits(output).flatten(0, -2).double().log_softmax(-1)
+        return F.nll_loss(self.log_probabilities, targets.flatten())
 
 
 @torch.no_grad()
 def factor_changes(
-    copied: FloatCopy, operand: Literal["x", "w"], widths: Sequence[int], batches: Sequence[Any]
+    copied: FloatCopy,
+    operand: Literal["x", "w"],
+    widths: Sequence[int],
+    batches: Sequence[Any],
+    criterion: DoubleLoss | None = None,
+    every: int = 1,
 ) -> dict[Key, Change]:
-    """The change for each op and width of an activation or a weight, as a mean over batches."""
-    changes: dict[Key, list[tuple[float, float]]] = {(name, bits): [] for name in copied.probes for bits in widths}
+    """The change for each op and width of an activation or a weight, as a mean over batches.
+
+    Args:
+        copied: of the model, made with ``criterion``.
+        operand: which is rounded.
+        widths: in bits.
+        batches: those whose loss is measured.
+        criterion: gives the loss. Without one there is no divergence.
+        every: measure the first of so many ops.
+    """
+    names = [*copied.probes][::every]
+    changes: dict[Key, list[Change]] = {(name, bits): [] for name in names for bits in widths}
     for batch in batches:
         base, outputs = _outputs(copied, batch)
+        predicted = None if criterion is None else criterion.log_probabilities
         for name, probe in copied.probes.items():  # in the order of the graph
-            for bits in widths:
-                both = []
+            for bits in widths if name in names else ():
+                both, diverged = [], 0.0
                 for sign in (1, -1):
                     probe.on_forward = _rounding(operand, bits, sign)
                     both.append(float(copied.loss(batch)) - base)
-                changes[name, bits].append((both[0], sum(both) / 2))
+                    if criterion is not None and predicted is not None:
+                        diverged += float(_divergence(criterion.log_probabilities, predicted))
+                changes[name, bits].append(Change(both[0], sum(both) / 2, diverged / 2))
             probe.on_forward, probe.known = None, outputs[name]
         copied.release()
     return {
         key: Change(*(sum(column) / len(batches) for column in zip(*pairs, strict=True)))
         for key, pairs in changes.items()
     }
+
+
+def _divergence(found: Tensor, expected: Tensor) -> Tensor:
+    return F.kl_div(found, expected, reduction="batchmean", log_target=True)
 
 
 def _outputs(copied: FloatCopy, batch: Any) -> tuple[float, dict[str, Tensor]]:
@@ -91,6 +139,7 @@ def gradient_changes(
     batches: Sequence[Any],
     rate: float,
     seeds: Sequence[int] = (0,),
+    every: int = 1,
 ) -> dict[Key, float]:
     """The change of the loss after a step of size 1, for each op and width of an output gradient.
 
@@ -101,6 +150,7 @@ def gradient_changes(
         batches: those whose loss is measured.
         rate: size of the step at whose end the loss is measured.
         seeds: of the noise, over which the change is averaged.
+        every: measure the first of so many ops.
     """
     copied.release()
     exact = copied.gradients(step_batch)
@@ -108,7 +158,8 @@ def gradient_changes(
     with torch.no_grad(), copied.moved(exact, -rate):
         base = [float(copied.loss(batch)) for batch in batches]
     changes: dict[Key, float] = {}
-    for name, probe in copied.probes.items():
+    for name in [*copied.probes][::every]:
+        probe = copied.probes[name]
         for bits in widths:
             total = 0.0
             for seed in seeds:
