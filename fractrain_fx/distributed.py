@@ -85,6 +85,8 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
             broadcast_over(mesh, [x])
     if any(x.device.type != mesh.device_type for x in tensors):
         state.variants.forget()  # torch moves the tensors of the first recording only
+    for costs in chain(*(variant.costs.values() for variant in state.variants)):
+        costs.prepare()
     groups: list[ParameterGroup] = []
     group_of: dict[tuple[int, str], ParameterGroup] = {}
     # Torch names the class of a segment that returns a view. No cut lies between a view and an op that changes it.

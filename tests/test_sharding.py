@@ -100,6 +100,17 @@ def test_a_sharded_model_has_the_names_and_the_numbers_of_a_whole_one(
     assert all(hasattr(p, "to_local") for p in sharded.parameters())
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_sharded_model_costs_what_the_sizes_of_each_batch_do() -> None:
+    short, longer = torch.randn(4, 3, 8), torch.randn(4, 5, 8)
+    at_its_sizes, model = rewritten(PostNorm(), longer), rewritten(PostNorm(), short)
+    fully_shard(model)
+    for x in (short, longer):
+        model(x)
+    at_its_sizes(longer)
+    assert float(model.cost.macs) == float(at_its_sizes.cost.macs) > model.training_macs
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_sharded_model_trains_with_compiled_segments() -> None:

@@ -1,7 +1,7 @@
 """Compare estimated sensitivities with the true change of the loss, op by op, and print a table.
 
 ``python -m benchmarks.numerics --data-dir DIR --text-dir DIR`` trains ResNet-20, ViT-Tiny and a smaller ViT (16 pixels)
-and GPT-2 of two layers for some steps, and measures both on batches that were not trained on.
+and GPT-2 of two layers for some steps, and measures both on the batches that come next.
 """
 
 from __future__ import annotations

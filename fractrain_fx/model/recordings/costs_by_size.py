@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -65,6 +66,11 @@ class CostsBySize:
             self._meters[sizes] = self._counted(values, samples) or self._meters[self._example[0]]
         self._meter.take(self._meters[sizes].to(self._meter.full.device))
         self.now = sizes
+
+    def prepare(self) -> None:
+        """Make the copy that counts. Sharded parameters cannot be copied, so this comes before."""
+        with contextlib.suppress(*_REFUSED):  # told of at the first call of another size
+            self._counter = self._counter or _Counter(self._graph_module, *self._example[1:])
 
     def forget(self) -> None:
         """Count anew: the costs of the ops have changed. The meter gets the numbers of the example by other means."""
