@@ -106,3 +106,10 @@ def taken() -> nn.Module:
 def test_models_that_cannot_be_recorded_at_all_name_their_forward(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(CaptureError, match=rf"Base \(.*{re.escape(HERE)}:{Base.forward.__code__.co_firstlineno}\)"):
         record(unwrapped(make()), (torch.randn(2, 4),))
+
+
+def test_a_tensor_computed_from_parameters_before_forward_is_named_as_such() -> None:
+    model = Base(lambda model, x: x @ model.transposed)
+    model.transposed = model.two.weight.t()
+    with pytest.raises(CaptureError, match="was computed from parameters before forward: compute it in forward"):
+        record(model, (torch.randn(2, 4),))

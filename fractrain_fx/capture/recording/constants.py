@@ -78,6 +78,10 @@ class Additions:
             self._constants[id(value)] = f"frac.constants.{name}"
         return self._constants[id(value)]
 
+    def holds(self, value: Tensor) -> bool:
+        """Whether a tensor is the model's own."""
+        return id(value) in self._held
+
     def tensor(self, name: str) -> Tensor:
         """The constant of a qualified name."""
         return self.root.get_buffer(name.partition(".")[2])
@@ -109,7 +113,7 @@ class Additions:
         if a == b or not (a.startswith("frac.constants.") and b.startswith("frac.constants.")):
             return a == b
         x, y = map(self.tensor, (a, b))
-        if id(x) in self._held or id(y) in self._held:
+        if self.holds(x) or self.holds(y):
             return False
         comparable = not x.is_meta and not x.is_nested and not y.is_nested
         return x.dtype == y.dtype and x.device == y.device and comparable and torch.equal(x, y)

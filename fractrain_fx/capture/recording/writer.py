@@ -278,8 +278,11 @@ class Writer:
         if (value.grad_fn is not None or value.is_nested) and id(value) not in self._blamed:
             self._alive.append(value)
             self._blamed.add(id(value))
-            how = "scripted or foreign code, vmap" if not value.is_nested else "torch.nested"
-            self.block(f"it holds a tensor computed by calls that torch does not show ({how})", line="")
+            cause = "it holds a tensor computed by calls that torch does not show ({})"
+            cause = cause.format("torch.nested" if value.is_nested else "scripted or foreign code, vmap")
+            if self.additions.holds(value):
+                cause = "it holds a tensor that was computed from parameters before forward: compute it in forward"
+            self.block(cause, line="")
 
     def _attribute(self, name: str) -> Node:
         return self.once(("get_attr", name), lambda: self.create("get_attr", name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import attrgetter, or_
 
@@ -52,13 +53,23 @@ class Macs(PassBase):
                 facts(node).gradients_by = 0, 0
         name_ops(graph_module, ops)
         if not any(op.macs for _, op in ops):
-            inside = ", ".join(repr(op.name) for _, op in ops if op.macs is None)
             raise ModelError(
                 "the model has no contraction whose cost is known, so there is nothing to quantize or to count: "
-                "fractrain_fx works on convolutions, linear layers and matrix products"
-                + (f". Its products lie inside calls that a graph cannot see into: {inside}" if inside else "")
+                f"fractrain_fx works on convolutions, linear layers and matrix products{_why_none(graph_module, ops)}"
             )
         return PassResult(graph_module, True)
+
+
+def _why_none(graph_module: GraphModule, ops: Sequence[tuple[Node, Op]]) -> str:
+    """What hides the contractions of a model, as a sentence that follows another."""
+    if inside := ", ".join(repr(op.name) for _, op in ops if op.macs is None):
+        return f". Its products lie inside calls that a graph cannot see into: {inside}"
+    if not any(facts(node).tensors for node in graph_module.graph.find_nodes(op="placeholder")):
+        return (
+            ". No argument of the call holds tensors where a graph can see them: pass tensors, or lists, tuples, "
+            "mappings or dataclasses of them"
+        )
+    return ""
 
 
 def _op(graph_module: GraphModule, node: Node, moving: set[Node]) -> Op | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +187,17 @@ def test_a_model_that_multiplies_nowhere_else_is_told_so() -> None:
 
     with pytest.raises(ModelError, match="lie inside calls that a graph cannot see into: 'Twice'"):
         fractrainify(Hidden(), config=FracConfig(method="static"), example_inputs=(torch.randn(4, 8),))
+
+
+def test_a_model_whose_tensors_lie_in_an_object_of_its_own_is_told_so() -> None:
+    class Unpacks(Net):
+        def forward(self, batch: Any) -> Tensor:
+            return super().forward(batch.x)
+
+    with pytest.raises(ModelError, match="pass tensors, or lists, tuples, mappings or dataclasses of them"):
+        fractrainify(
+            Unpacks(), config=FracConfig(method="float"), example_inputs=(SimpleNamespace(x=torch.randn(4, 6)),)
+        )
 
 
 def test_the_code_of_backward_is_looked_through_for_contractions() -> None:
