@@ -58,6 +58,7 @@ class CostsBySize:
         self._counter: _Counter | None = None
         self._refused = False
 
+    @torch.inference_mode(False)
     def follow(self, sizes: Sizes, values: Sequence[Any], samples: int | None) -> None:
         """Let the next forward be counted at the sizes of a call, other ones than now."""
         if not self._meters:
@@ -151,7 +152,8 @@ class _Counter(Interpreter):
         for node in self._counted.graph.nodes:
             if facts(node).samples is not None:
                 facts(node).samples = samples
-        self.run(*map_tensors(list(values), _without_data))
+        with torch.device("meta"):  # where the graph makes tensors of its own
+            self.run(*map_tensors(list(values), _without_data))
         for node, op in ops_of(self._counted.graph):
             op.macs = macs_of(self._counted, node)
 

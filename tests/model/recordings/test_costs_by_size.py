@@ -35,6 +35,24 @@ class Images(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Places(nn.Module):
+    """Makes tensors of its own: places of tokens, a mask, and a table that it holds without registering it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 8), nn.Embedding(32, 8)
+        self.table = torch.randn(32, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(x.shape[1])
+        y = self.words(x) + self.places(place) + self.table[: x.shape[1]]
+        mask = torch.ones(x.shape[1], x.shape[1]).tril() == 0
+        for layer in self.layers:
+            y = y + (y @ layer(y).transpose(1, 2)).masked_fill(mask, 0.0) @ y
+        return y
+
+
 def images(samples: int, size: int) -> Tensor:
     return torch.randn(samples, 3, size, size)
 
@@ -60,7 +78,9 @@ def same_costs(model: FracModel, other: FracModel) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("net", "batch"), [(Images(), images), (text(), tokens)], ids=["images", "text"])
+@pytest.mark.parametrize(
+    ("net", "batch"), [(Images(), images), (text(), tokens), (Places(), tokens)], ids=["images", "text", "places"]
+)
 def test_each_call_costs_what_a_model_recorded_at_its_sizes_does(net: nn.Module, batch: Any, method: Method) -> None:
     config = build.paper(method)
     model = build.rewritten(copy.deepcopy(net), batch(2, 8), config=config)
@@ -108,6 +128,14 @@ def test_two_forwards_of_different_sizes_may_share_a_backward() -> None:
     losses = [engine.loss(model(images(2, size)).square().mean()) for size in (8, 16)]
     sum(losses, torch.zeros(())).backward()
     assert all(gate.grad is not None for name, gate in model.named_parameters() if ".gates." in name)
+
+
+def test_sizes_that_inference_mode_saw_first_are_trained_on() -> None:
+    model = build.rewritten(Images(), images(2, 8), config=build.paper("dfq"))
+    with torch.inference_mode():
+        model(images(2, 16))
+        model.eval()(images(2, 16))
+    Engine(model.train()).loss(model(images(2, 16)).square().mean()).backward()
 
 
 def test_a_copy_counts_from_the_example_again() -> None:
