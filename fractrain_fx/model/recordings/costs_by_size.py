@@ -98,11 +98,11 @@ class CostsBySize:
             self._counter = self._counter or _Counter(self._graph_module, *self._example[1:])
             return self._counter.meter(self._config, self._meter.blocks, values, samples)
         except _REFUSED as error:
-            self._refused = True
+            self._refused, cause = True, str(error).splitlines()[0].partition(". ")[0].rstrip(".")
             warn(
                 "costs (MACs, cp) of samples of other sizes than the example's are counted as its, because counting "
-                f"theirs without data fails: {str(error).splitlines()[0]}. Pass example_inputs or example_kwargs of "
-                "the size that you train on"
+                f"theirs without data fails: {cause}. Pass example_inputs or example_kwargs of the size that you train "
+                "on"
             )
             return None
 
@@ -162,10 +162,21 @@ class _Counter(Interpreter):
         if record.role == "cost" or n.op == "output":
             return None
         source = n.args[0] if n.args else None
-        value = self.env[source] if record.role in _ROUNDED and isinstance(source, Node) else super().run_node(n)
+        if record.role in _ROUNDED and isinstance(source, Node):
+            value = self.env[source]
+        elif record.op is not None and record.op.kind == "grouped_mm" and callable(n.target):
+            arguments = map_tensors(self.fetch_args_kwargs_from_env(n), _half)
+            value = n.target(*arguments[0], **arguments[1]).to(record.dtype)
+        else:
+            value = super().run_node(n)
         if record.shape is not None:
             record.shape = tuple(value.shape)
         return value
+
+
+def _half(x: Tensor) -> Tensor:
+    """Without data torch takes no other type for groups of products."""
+    return x.bfloat16() if x.is_floating_point() else x
 
 
 def _without_data(x: Tensor) -> Tensor:

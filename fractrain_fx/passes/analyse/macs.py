@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture.recording.kept.callees import Method
 from fractrain_fx.capture.recording.kept.hidden import HIDDEN
 from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.passes.analyse.op_names import name_ops
 from fractrain_fx.passes.analyse.products import product_of
 from fractrain_fx.passes.analyse.trained import bits_of
@@ -108,6 +109,7 @@ def macs_of(graph_module: GraphModule, node: Node) -> int | None:
     if owner is None:
         counted = unsplit(node)
         return None if counted is None else counted[1] // samples
+    owner = owner.leaf if isinstance(owner, QuantizedLeaf) else owner
     read = [facts(source) for source in node.all_input_nodes if facts(source).shape is not None]
     if isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read:
         return recurrent_macs(owner, read[0].shape or ()) // (read[0].samples or 1)

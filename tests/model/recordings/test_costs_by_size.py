@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fractrain_fx import Engine, FracModel
 from fractrain_fx.config import Method
@@ -53,6 +54,22 @@ class Places(nn.Module):
         return y
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, and each token's own expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.steps = nn.Embedding(50, 8), nn.LSTM(8, 8, batch_first=True)
+        self.layers, self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), nn.Parameter(torch.randn(4, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.steps(self.words(x))
+        for layer in self.layers:
+            y = y + layer(y)
+        ends = (x.reshape(1, -1) % 4 == torch.arange(4)[:, None]).sum(1).cumsum(0).to(torch.int32)
+        return F.grouped_mm(y.flatten(0, 1), self.experts, offs=ends).view_as(y)
+
+
 def images(samples: int, size: int) -> Tensor:
     return torch.randn(samples, 3, size, size)
 
@@ -79,7 +96,9 @@ def same_costs(model: FracModel, other: FracModel) -> bool:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("net", "batch"), [(Images(), images), (text(), tokens), (Places(), tokens)], ids=["images", "text", "places"]
+    ("net", "batch"),
+    [(Images(), images), (text(), tokens), (Places(), tokens), (Recurrent(), tokens)],
+    ids=["images", "text", "places", "recurrent"],
 )
 def test_each_call_costs_what_a_model_recorded_at_its_sizes_does(net: nn.Module, batch: Any, method: Method) -> None:
     config = build.paper(method)
