@@ -8,6 +8,7 @@ mean loss.
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 from torch import Tensor, nn
@@ -164,6 +165,16 @@ class FracTrainCallback(Steering):
             )
         self._args = args
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        super().on_step_begin(args, state, control, **kwargs)
+        self._batches_of_step, loader = args.gradient_accumulation_steps, kwargs.get("train_dataloader")
+        if isinstance(loader, Sized):  # the last step of an epoch has the batches that are left
+            steps, left = divmod(len(loader), args.gradient_accumulation_steps)
+            if left and state.global_step % (steps + 1) == steps:
+                self._batches_of_step = left
+
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs.get("logs") or {}
         if "loss" in logs:
@@ -174,7 +185,7 @@ class FracTrainCallback(Steering):
 
     def _add_cost(self, loss: Tensor, mean: Tensor, labels: Labels | None) -> Tensor:
         if labels is None:
-            return self.add_cost(loss, mean, self._args.gradient_accumulation_steps)
+            return self.add_cost(loss, mean, self._batches_of_step)
         # Trainer multiplies a counted loss, and with it the term, by the number of processes.
         weight = 1 / world_size() if self._args.average_tokens_across_devices else 1
         return self.add_cost(loss, mean, weight, labels.number)

@@ -210,6 +210,22 @@ def test_the_cost_term_is_as_strong_under_accumulation(scaled: bool, tmp_path: P
     torch.testing.assert_close(parts, expected)
 
 
+def test_the_callback_divides_by_the_batches_of_each_step_as_trainer_does(tmp_path: Path) -> None:
+    pairs = []
+
+    class Noted(FracTrainCallback):
+        def add_cost(self, loss: Tensor, mean: Tensor, weight: float, labels: Tensor | None = None) -> Tensor:
+            pairs.append((weight, trainer.current_gradient_accumulation_steps))
+            return super().add_cost(loss, mean, weight, labels)
+
+    callback = Noted(rewritten_bert())
+    args = arguments(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4)
+    trainer: Any = Trainer(callback.model, args, train_dataset=WhichModule(10), callbacks=[callback])
+    trainer.model_accepts_loss_kwargs = False  # else losses are weighted by their labels
+    trainer.train()
+    assert pairs == [(4, 4)] * 4 + [(1, 1)] + [(4, 4)] * 4 + [(1, 1)]
+
+
 def test_a_float_llama_trains_as_under_the_plain_trainer_with_losses_weighted_by_their_labels(tmp_path: Path) -> None:
     rows = NextWord(20)
     args = arguments(tmp_path, gradient_accumulation_steps=2, eval_strategy="epoch", optim="sgd", max_grad_norm=0.0)
