@@ -14,7 +14,7 @@ from fractrain_fx.model import FracModel, rewritten_in
 from fractrain_fx.passes import Block, GateSize, Op, controller_size, gate_sizes
 from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence
 from fractrain_fx.passes.graph.edit import NAMESPACE
-from fractrain_fx.passes.graph.tensors import shapes_in_words
+from fractrain_fx.passes.graph.tensors import inputs_in_words, shapes_in_words
 from fractrain_fx.summary import notebook, text
 from fractrain_fx.summary.loud import float_share, loud_line
 from fractrain_fx.summary.machines import slowest_lines, step_lines, steps_table
@@ -36,6 +36,7 @@ class Summary:
         method: the method of the configuration.
         options: the options of the gates, or the stages of a scheduled method, as text.
         macs: forward MACs of one sample over all counted contractions.
+        inputs: the shapes of the example inputs, at which MACs are counted, as text; ``N`` stands for samples.
         blocks: blocks in order.
         ops: ops in order.
         leaves: modules kept as one node, with the reason.
@@ -59,6 +60,7 @@ class Summary:
     method: str
     options: tuple[str, ...]
     macs: int
+    inputs: str
     blocks: tuple[Block, ...]
     ops: tuple[Op, ...]
     leaves: dict[str, str]
@@ -145,7 +147,8 @@ class Summary:
         )
         uncounted = f" ({len(self.uncounted)} uncounted, in no share)" if self.uncounted else ""
         counts = f"{len(self.ops)} contractions{uncounted}, {len(self.blocks)} blocks"
-        yield f"{self.macs:,} forward MACs a sample: {shares}; {counts}"
+        sizes = f" ({self.inputs})" if self.inputs else ""
+        yield f"{self.macs:,} forward MACs a sample{sizes}: {shares}; {counts}"
         if self.float_cost:
             last = (
                 "at the last target" if self.targets else "in the last stage" if len(self.options) > 1 else "of a step"
@@ -212,6 +215,7 @@ def summarize(
         method=config.method,
         options=tuple(str(option) for option in options),
         macs=model.macs,
+        inputs=inputs_in_words(graph_module),
         blocks=tuple(model.blocks),
         ops=tuple(model.ops),
         leaves=dict(model.leaves),

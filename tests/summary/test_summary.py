@@ -133,6 +133,7 @@ def test_the_table_fits_the_columns_and_leaves_out_the_gates_own_in_few(
     table = text.split("forward MACs")[0]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= int(columns)
     assert ("params" in table) == gates and "layer4.0" in table and "cannot" in table
+    assert "forward MACs a sample (x Nx3x32x32)" in " ".join(text.split())
 
 
 class Timed(nn.Module):

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from fractrain_fx.passes.graph.edit import between, varying
 from fractrain_fx.passes.graph.facts import blocks_of, facts, ops_of
 
-__all__ = ["block_inputs", "shapes_in_words"]
+__all__ = ["block_inputs", "inputs_in_words", "shapes_in_words"]
 
 _QUANTIZERS = ("input", "weight", "gradient")
 
@@ -30,6 +30,12 @@ def shapes_in_words(graph_module: GraphModule) -> dict[str, str]:
         entry, end = nodes[block.entry], nodes[block.exit]
         words[block.name] = _words([entry, *block_inputs(entry, end, moving)], end, named=True)
     return words
+
+
+def inputs_in_words(graph_module: GraphModule) -> str:
+    """The shapes of the example inputs: ``input_ids Nx16, labels Nx16``."""
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    return ", ".join(f"{node.name} {_shape(node)}" for node in inputs if facts(node).shape is not None)
 
 
 def block_inputs(entry: Node, end: Node, moving: set[Node]) -> list[Node]:
