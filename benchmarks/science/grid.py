@@ -132,7 +132,7 @@ GRIDS: dict[str, list[Run]] = {
             [_MAIN], ["pfq"], [f"{_NEEDED}+stages-{which}" for which in ("4-to-6-bw-6", "5-then-8")], seeds=[0, 1, 2]
         ),
         *runs_of([_MAIN], ["static"], [f"{_NEEDED}+fw-{bits}-bw-6" for bits in (5, 6)], seeds=[0, 1, 2]),
-        *runs_of([_MAIN], ["static"], ["outer-8+fw-5-bw-6", "outer-8+fw-4-bw-6"], seeds=[0, 1, 2]),
+        *runs_of([_MAIN], ["static"], [f"outer-8+fw-{bits}-bw-6" for bits in (4, 5, 6)], seeds=[0, 1, 2]),
         *runs_of([_MAIN], ["static"], ["fw-4-bw-6"]),
         *runs_of([_MAIN], ["pfq"], ["stages-to-6", "stages-to-5"]),
         *runs_of([_MAIN], ["fractrain"], ["sign+no-skip+cp-1.8-to-2.6"]),
