@@ -15,6 +15,7 @@ from torch.fx import Interpreter, Node
 
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.capture.source import warn
+from fractrain_fx.capture.state import preserved_random_state
 from fractrain_fx.capture.trees import is_strided, map_tensors
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ModelError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["CostsBySize", "costs_of"]
 
 _ROUNDED = ("input", "weight", "gradient")  # roles of the nodes that round a value and keep its shape
-_REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError, ModelError)
+_REFUSED = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ModelError)
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -98,7 +99,8 @@ class CostsBySize:
             self._counter = self._counter or _Counter(self._graph_module, *self._example[1:])
             return self._counter.meter(self._config, self._meter.blocks, values, samples)
         except _REFUSED as error:
-            self._refused, cause = True, str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+            words = str(error) or type(error).__name__
+            self._refused, cause = True, words.splitlines()[0].partition(". ")[0].rstrip(".")
             warn(
                 "costs (MACs, cp) of samples of other sizes than the example's are counted as its, because counting "
                 f"theirs without data fails: {cause}. Pass example_inputs or example_kwargs of the size that you train "
@@ -152,7 +154,7 @@ class _Counter(Interpreter):
         for node in self._counted.graph.nodes:
             if facts(node).samples is not None:
                 facts(node).samples = samples
-        with torch.device("meta"):  # where the graph makes tensors of its own
+        with preserved_random_state(), torch.device("meta"):  # where the graph makes tensors of its own
             self.run(*map_tensors(list(values), _without_data))
         for node, op in ops_of(self._counted.graph):
             op.macs = macs_of(self._counted, node)
