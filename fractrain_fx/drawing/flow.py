@@ -8,10 +8,9 @@ from torch.fx import GraphModule, Node
 
 from fractrain_fx.passes import Block, blocks_of, facts
 from fractrain_fx.passes.graph.edit import between, reached, varying
+from fractrain_fx.passes.graph.tensors import QUANTIZERS
 
 __all__ = ["Flow"]
-
-_QUANTIZERS = ("input", "weight", "gradient")
 
 
 class Flow:
@@ -35,7 +34,7 @@ class Flow:
 
     def sources(self, node: Node) -> list[Node]:
         """The activations that a node reads; for a quantize node, what it quantizes."""
-        read = node.all_input_nodes[:1] if facts(node).role in _QUANTIZERS else node.all_input_nodes
+        read = node.all_input_nodes[:1] if facts(node).role in QUANTIZERS else node.all_input_nodes
         return [source for source in read if source in self.activations]
 
     def masks(self, node: Node) -> list[Node]:
@@ -51,7 +50,7 @@ class Flow:
 
     def is_quantizer(self, node: Node) -> bool:
         """Whether a node rounds an operand or a gradient."""
-        return facts(node).role in _QUANTIZERS
+        return facts(node).role in QUANTIZERS
 
     def inputs(self, nodes: Iterable[Node]) -> list[Node]:
         """The model's inputs that nodes are computed from."""

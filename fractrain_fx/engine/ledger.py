@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.engine.clock import RunClock
 from fractrain_fx.engine.meter import EpochMeter, EpochSums
-from fractrain_fx.engine.rows import EpochRow, joined_parts, pure_rows, stages_text, table, turning_rows
+from fractrain_fx.engine.rows import EpochRow, cost_share, joined_parts, pure_rows, stages_text, table, turning_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.nn.cost import Cost
 
@@ -173,5 +173,4 @@ class Ledger:
     def _mean(self, name: str) -> float:
         if not self.samples:
             return math.nan
-        full = sum(row.full_samples for row in self.rows)
-        return float(sum(getattr(row, name) * row.full_samples for row in self.rows)) / (full or 1)
+        return cost_share(self.rows, name)

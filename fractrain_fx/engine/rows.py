@@ -10,7 +10,16 @@ from typing import Any
 from fractrain_fx.config.kinds import check_kinds
 from fractrain_fx.engine.steered import show_level
 
-__all__ = ["EpochRow", "beside_shares", "joined_parts", "pure_rows", "stages_text", "table", "turning_rows"]
+__all__ = [
+    "EpochRow",
+    "beside_shares",
+    "cost_share",
+    "joined_parts",
+    "pure_rows",
+    "stages_text",
+    "table",
+    "turning_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -127,28 +136,31 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(row.rstrip() for row in rows)
 
 
+def cost_share(rows: Sequence[EpochRow], name: str) -> float:
+    """``cp`` or another share (0..1) of cost, over the full-precision cost of all rows together."""
+    full = sum(row.full_samples for row in rows)
+    return float(sum(getattr(row, name) * row.full_samples for row in rows)) / (full or 1)
+
+
 def joined_parts(parts: Sequence[EpochRow]) -> EpochRow:
     """One row for the parts of an epoch: means over samples, shares of the cost of all, and the stage at its end."""
-    samples, full = sum(part.samples for part in parts), sum(part.full_samples for part in parts)
+    samples = sum(part.samples for part in parts)
 
     def mean(values: Iterable[float]) -> float:
         return sum(part.samples * value for part, value in zip(parts, values, strict=True)) / max(samples, 1)
-
-    def share(name: str) -> float:
-        return float(sum(part.full_samples * getattr(part, name) for part in parts)) / (full or 1)
 
     losses = [part.loss for part in parts if part.samples]
     shares = {block: [part.options[block] for part in parts] for block in parts[0].options}
     return replace(
         parts[-1],
         loss=mean(part.loss or 0.0 for part in parts) if losses and None not in losses else None,
-        cp=share("cp"),
-        cp_total=share("cp_total"),
-        fw=share("fw"),
-        eb=share("eb"),
-        gc=share("gc"),
+        cp=cost_share(parts, "cp"),
+        cp_total=cost_share(parts, "cp_total"),
+        fw=cost_share(parts, "fw"),
+        eb=cost_share(parts, "eb"),
+        gc=cost_share(parts, "gc"),
         samples=samples,
-        relative_macs=full / max(samples, 1),
+        relative_macs=mean(part.relative_macs for part in parts),
         options={block: tuple(map(mean, zip(*options, strict=True))) for block, options in shares.items()},
         parts=tuple(parts),
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fractrain_fx.config.precision import Precision
+from fractrain_fx.engine.rows import cost_share
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.report.runs import Run
 from fractrain_fx.summary.numbers import plain_number, time_unit
@@ -97,7 +98,7 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
         priced = {} if run.result is None else run.result.hardware["end"]["by_stage"]
         for name, records in sorted(grouped.items(), key=lambda item: item[1][0].row.stage):
             epochs = {record.row.epoch for record in records}
-            full = sum(record.row.full_samples for record in records)
+            rows_of_stage = [record.row for record in records]
             steps = sum(record.steps for record in records)
             bitfusion = _sum_known(record.bitfusion_seconds for record in records)
             measured = sum(record.train_seconds for record in records)
@@ -110,8 +111,8 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
                     "run": run.name,
                     "stage": name,
                     "epochs": len(epochs),
-                    "cp": 100 * sum(record.row.cp * record.row.full_samples for record in records) / full,
-                    "cp_total": 100 * sum(record.row.cp_total * record.row.full_samples for record in records) / full,
+                    "cp": 100 * cost_share(rows_of_stage, "cp"),
+                    "cp_total": 100 * cost_share(rows_of_stage, "cp_total"),
                     "joules_step": _ratio(joules, steps),
                     "bitfusion_step": _ratio(bitfusion, steps, 1e3),
                     "measured_step": _ratio(measured, steps, 1e3),

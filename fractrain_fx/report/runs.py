@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
-from fractrain_fx.engine.rows import EpochRow, turning_rows
+from fractrain_fx.engine.rows import EpochRow, cost_share, turning_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import SAMPLES, Sample, read_samples
@@ -123,9 +123,7 @@ class Run:
         """``cp`` or ``cp_total`` of the run, 0..1."""
         if self.result is not None:
             return float(getattr(self.result, f"mean_{name}"))
-        rows = [record.row for record in self.records]
-        spent = sum(float(getattr(row, name)) * row.full_samples for row in rows)
-        return spent / sum(row.full_samples for row in rows)
+        return cost_share([record.row for record in self.records], name)
 
 
 def read_runs(arguments: Sequence[str]) -> list[Run]:

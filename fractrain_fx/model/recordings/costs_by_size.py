@@ -14,21 +14,22 @@ from torch import Tensor, nn
 from torch.fx import Interpreter, Node
 
 from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.capture.inputs.data import without_data
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import preserved_random_state
-from fractrain_fx.capture.trees import is_strided, map_tensors
+from fractrain_fx.capture.trees import map_tensors
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ModelError
 from fractrain_fx.nn.cost import CostMeter
 from fractrain_fx.passes import MeterCost, facts, ops_of
 from fractrain_fx.passes.analyse.macs import macs_of
+from fractrain_fx.passes.graph.tensors import QUANTIZERS
 
 if TYPE_CHECKING:
     from fractrain_fx.model.recordings.variant import SampleCount
 
 __all__ = ["CostsBySize", "costs_of"]
 
-_ROUNDED = ("input", "weight", "gradient")  # roles of the nodes that round a value and keep its shape
 _REFUSED = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ModelError)
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -155,7 +156,7 @@ class _Counter(Interpreter):
             if facts(node).samples is not None:
                 facts(node).samples = samples
         with preserved_random_state(), torch.device("meta"):  # where the graph makes tensors of its own
-            self.run(*map_tensors(list(values), _without_data))
+            self.run(*without_data(list(values)))
         for node, op in ops_of(self._counted.graph):
             op.macs = macs_of(self._counted, node)
 
@@ -164,7 +165,7 @@ class _Counter(Interpreter):
         if record.role == "cost" or n.op == "output":
             return None
         source = n.args[0] if n.args else None
-        if record.role in _ROUNDED and isinstance(source, Node):
+        if record.role in QUANTIZERS and isinstance(source, Node):
             value = self.env[source]
         elif record.op is not None and record.op.kind == "grouped_mm" and callable(n.target):
             arguments = map_tensors(self.fetch_args_kwargs_from_env(n), _half)
@@ -179,9 +180,3 @@ class _Counter(Interpreter):
 def _half(x: Tensor) -> Tensor:
     """Without data torch takes no other type for groups of products."""
     return x.bfloat16() if x.is_floating_point() else x
-
-
-def _without_data(x: Tensor) -> Tensor:
-    if not is_strided(x):
-        raise TypeError("a nested or sparse tensor has no strides")
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")

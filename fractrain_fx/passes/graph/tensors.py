@@ -9,9 +9,10 @@ from torch.fx import GraphModule, Node
 from fractrain_fx.passes.graph.edit import between, varying
 from fractrain_fx.passes.graph.facts import blocks_of, facts, ops_of
 
-__all__ = ["block_inputs", "inputs_in_words", "shapes_in_words"]
+__all__ = ["QUANTIZERS", "block_inputs", "inputs_in_words", "shapes_in_words"]
 
-_QUANTIZERS = ("input", "weight", "gradient")
+QUANTIZERS = ("input", "weight", "gradient")
+"""Roles of the nodes that round a value and keep its shape."""
 
 
 def shapes_in_words(graph_module: GraphModule) -> dict[str, str]:
@@ -51,9 +52,9 @@ def _read(readers: Iterable[Node]) -> list[Node]:
     """The tensors that nodes of the model read, without what a rewrite inserts."""
     sources: dict[Node, None] = {}
     for reader in readers:
-        if facts(reader).role is None or facts(reader).role in _QUANTIZERS:
+        if facts(reader).role is None or facts(reader).role in QUANTIZERS:
             for source in reader.all_input_nodes:
-                while facts(source).role in _QUANTIZERS:
+                while facts(source).role in QUANTIZERS:
                     source = source.all_input_nodes[0]
                 if facts(source).role is None and facts(source).shape is not None:
                     sources[source] = None
