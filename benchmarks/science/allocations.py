@@ -10,7 +10,9 @@ block, and one precision elsewhere. ``uniform-40``: one precision everywhere. Th
 that the budget allows.
 
 The first and last layer are float in all of them. ``--outer`` measures these layers too (``TASK-outer.json``), and
-writes the settings ``allocated-outer-40`` and ``uniform-outer-40``, which round them.
+writes the settings ``allocated-outer-40`` and ``uniform-outer-40``, which round them. ``--samples`` measures the same
+with a range for each sample (``TASK-outer-samples.json``), and writes ``allocated-samples-outer-40`` and
+``rising-allocated-samples-outer-40``: the latter is for ``pfq``, and costs as much on average over its five stages.
 """
 
 from __future__ import annotations
@@ -22,25 +24,26 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
 
-from fractrain_fx import FracConfig, Pin, Precision, allocate, sensitivity
+from fractrain_fx import AffineConfig, FracConfig, Pin, Precision, allocate, sensitivity
 from fractrain_fx.durable import write_text
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.training import RunSettings, new_run
 from fractrain_fx.training.data.loader import Share, by_name, make_loader
 
-__all__ = ["allocated_settings", "settings_under", "settings_with_outer"]
+__all__ = ["allocated_settings", "settings_under", "settings_with_outer", "settings_with_samples"]
 
 FOLDER = Path(__file__).parent / "allocations"
 BUDGETS = (40, 55, 70)
 _FULL, _LEAST = Precision(8, 8), Precision(3, 4)
 _LADDER = [Precision(fw, bw) for fw, bw in product(range(2, 9), range(4, 9)) if fw <= bw <= fw + 2]
 _STEPS, _BATCHES = 200, 8
-_WITH_OUTER = "-outer"
+_WITH_OUTER, _WITH_SAMPLES = "-outer", "-outer-samples"
+_RISING = (-10, -5, 0, 5, 10)  # per cent of static's cost, from the mean of all stages
 _ROUNDED = 0.49  # FW-4/BW-6 costs 40.4 %
 # The language model begins with an embedding, so no layer is its first.
 _OUTER = {"resnet20-16px": ("first", "last"), "characters": ("last",)}
@@ -51,7 +54,7 @@ _NOISE_PRICES = {"resnet20-16px": 0.3, "characters": 0.04}  # docs/results/noise
 def allocated_settings(task: str) -> Mapping[str, Mapping[str, Any]]:
     """The settings that were found for a task, by name; empty if none were."""
     settings: dict[str, dict[str, Any]] = {}
-    for name in (task, f"{task}{_WITH_OUTER}"):
+    for name in (task, f"{task}{_WITH_OUTER}", f"{task}{_WITH_SAMPLES}"):
         if (path := FOLDER / f"{name}.yaml").is_file():
             settings |= yaml.safe_load(path.read_text(encoding="utf-8"))
     return settings
@@ -86,9 +89,8 @@ def settings_under(sensitivities: Sensitivities, task: str) -> dict[str, dict[st
 def settings_with_outer(sensitivities: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
     """The settings of every budget that round the first and last layer too; 100 % is what both cost in float."""
     settings: dict[str, dict[str, Any]] = {}
-    whole = Sensitivities.from_json(FOLDER / f"{task}.json").cost(_FULL)
     for per_cent in BUDGETS:
-        budget = (per_cent + _ROUNDED) / 100 * whole
+        budget = _share(per_cent, task)
         pins = allocate(sensitivities, budget, noise_price=_NOISE_PRICES[task]).pins
         settings[f"allocated-outer-{per_cent}"] = {"pins": [str(pin) for pin in pins]}
         flat = _dearest(budget, {precision: sensitivities.cost(precision) for precision in _LADDER})
@@ -98,12 +100,28 @@ def settings_with_outer(sensitivities: Sensitivities, task: str) -> dict[str, di
     return settings
 
 
+def settings_with_samples(sensitivities: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
+    """The settings at 40 % with a range for each sample: one allocation for all steps, or one for each fifth."""
+    price, name = _NOISE_PRICES[task], f"allocated-samples-outer-{BUDGETS[0]}"
+    fixed = allocate(sensitivities, _share(BUDGETS[0], task), noise_price=price)
+    stages = [_share(BUDGETS[0] + more, task) for more in _RISING]
+    rising = allocate(sensitivities, stages, stages=len(stages), noise_price=price)
+    return {name: fixed.settings, f"rising-{name}": rising.settings}
+
+
+def _share(per_cent: float, task: str) -> float:
+    """A share of what static FW-8/BW-8 costs with the outer layers in float."""
+    return (per_cent + _ROUNDED) / 100 * Sensitivities.from_json(FOLDER / f"{task}.json").cost(_FULL)
+
+
 def _dearest(budget: float, costs: Mapping[Precision, float]) -> Precision | None:
     fitting = [precision for precision, cost in costs.items() if cost <= budget]
     return max(fitting, key=lambda precision: (costs[precision], precision.fw), default=None)
 
 
-def measure(task: str, data_dir: str | None, steps: int, seed: int, outer: bool) -> Sensitivities:
+def measure(
+    task: str, data_dir: str | None, steps: int, seed: int, *, outer: bool, ranges: Literal["tensor", "sample"]
+) -> Sensitivities:
     """The sensitivities of a task's model after some steps in float; with ``outer`` its first and last layer's too."""
     from benchmarks.science.named import TASKS
 
@@ -119,7 +137,8 @@ def measure(task: str, data_dir: str | None, steps: int, seed: int, outer: bool)
     batches = by_name(loader.train(steps, _BATCHES), trainer.input_name)
     if not outer:
         return sensitivity(trainer.model, batches, criterion=trainer.objective.criterion)
-    config = FracConfig(method="static", pins=[Pin(label, _FULL) for label in _OUTER[task]])
+    pins = [Pin(label, _FULL) for label in _OUTER[task]]
+    config = FracConfig(method="static", pins=pins, affine=AffineConfig(ranges=ranges))
     return sensitivity(trainer.model.restore(), batches, criterion=trainer.objective.criterion, config=config)
 
 
@@ -130,23 +149,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=_STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--outer", action="store_true", help="measure and allocate the first and last layer too")
+    parser.add_argument("--samples", action="store_true", help="the same with a range for each sample")
     parser.add_argument("--measured", action="store_true", help="allocate anew from the file that was measured before")
     options = parser.parse_args(argv)
     FOLDER.mkdir(exist_ok=True)
     for task in options.task:
-        name = f"{task}{_WITH_OUTER}" if options.outer else task
+        name = f"{task}{_WITH_SAMPLES if options.samples else _WITH_OUTER if options.outer else ''}"
         measured = FOLDER / f"{name}.json"
         if options.measured:
             sensitivities = Sensitivities.from_json(measured)
         else:
-            sensitivities = measure(task, options.data_dir, options.steps, options.seed, options.outer)
+            sensitivities = measure(
+                *(task, options.data_dir, options.steps, options.seed),
+                outer=options.outer or options.samples,
+                ranges="sample" if options.samples else "tensor",
+            )
             sensitivities.to_json(measured)
         command = (
             f"python -m benchmarks.science.allocations --task {task} --steps {options.steps} --seed {options.seed}"
+            f"{' --samples' if options.samples else ' --outer' if options.outer else ''}"
         )
-        settings = (settings_with_outer if options.outer else settings_under)(sensitivities, task)
-        text = yaml.safe_dump(settings, sort_keys=False, width=120)
-        write_text(FOLDER / f"{name}.yaml", f"# {command}{' --outer' if options.outer else ''}\n{text}")
+        rules = settings_with_samples if options.samples else settings_with_outer if options.outer else settings_under
+        text = yaml.safe_dump(rules(sensitivities, task), sort_keys=False, width=120)
+        write_text(FOLDER / f"{name}.yaml", f"# {command}\n{text}")
         print(f"{task}: loss {sensitivities.loss:.3f}, written to {FOLDER / name}.yaml")
     return 0
 

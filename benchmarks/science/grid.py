@@ -71,6 +71,12 @@ def runs_of(
     return [Run(*axes, seed) for seed, axes in product(seeds, product(tasks, methods, settings, epochs))]
 
 
+def _allocated(task: str, epochs: int) -> Iterable[Run]:
+    """The runs of the settings that a command found, by three seeds; one for several stages names its method."""
+    for setting, values in allocated_settings(task).items():
+        yield from runs_of([task], [values.get("method", "static")], [setting], [epochs], [0, 1, 2])
+
+
 _MAIN = "resnet20-16px"
 # All cost at most 60 per cent of static training.
 _RAMP = "cp-2.9-to-3.8"
@@ -143,8 +149,8 @@ GRIDS: dict[str, list[Run]] = {
     ],
     # Bits where they count, beside the rule of thumb and one precision for all, at 40, 55 and 70 % of static's cost.
     "allocated": [
-        *runs_of([_MAIN], ["static"], allocated_settings(_MAIN), seeds=[0, 1, 2]),
-        *runs_of(_TEXTS[:1], ["static"], allocated_settings(_TEXTS[0]), epochs=[4], seeds=[0, 1, 2]),
+        *_allocated(_MAIN, 20),
+        *_allocated(_TEXTS[0], 4),
     ],
     "frontier-text": [
         *runs_of(["characters"], ["static"], ["default", "last-8+rows+fw-6-bw-6"], [4], [0, 1, 2]),

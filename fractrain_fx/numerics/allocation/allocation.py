@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
@@ -77,7 +78,7 @@ class Allocation(_Trainable):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that train at these widths, as plain values."""
-        return {"method": "static", **self.sensitivities.settings, "pins": list(map(_plain, self.pins))}
+        return {"method": "static", **deepcopy(self.sensitivities.settings), "pins": list(map(_plain, self.pins))}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table((self,))
@@ -109,7 +110,7 @@ class StagedAllocation(_Trainable):
     def settings(self) -> dict[str, Any]:
         """The settings that train at these widths, as plain values."""
         formats = {name: value for name, value in self.stages[0].sensitivities.settings.items() if name != "precision"}
-        return {"method": "pfq", "stages": str(self.names), **formats, "pins": list(map(_plain, self.pins))}
+        return {"method": "pfq", "stages": str(self.names), **deepcopy(formats), "pins": list(map(_plain, self.pins))}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _table(self.stages)
