@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPLANATION", "StepReport"]
 __all__ += ["announcement", "bar_text", "bits_line", "epoch_bits", "epoch_line", "step_line"]
 
+_PINS = 4  # so many are named before training
 _SCHEDULED = "scheduled"
 
 EXPLANATION = (
@@ -105,8 +106,10 @@ def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str
         stages += f", by {engine.schedule}"
     if model.frac_config.method == "float":
         stages = "float"
-    pins = "".join(f"; pin {pin}" for pin in model.frac_config.pins)
-    return f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; {stages}{pins}"
+    rules = model.frac_config.pins
+    pins = "".join(f"; pin {pin}" for pin in rules[:_PINS])
+    more = f"; {len(rules) - _PINS} more pins" if len(rules) > _PINS else ""
+    return f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; {stages}{pins}{more}"
 
 
 def bar_text(report: StepReport) -> str:

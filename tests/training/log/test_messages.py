@@ -22,6 +22,14 @@ def test_the_first_line_names_stages_how_they_are_chosen_and_pins() -> None:
     )
 
 
+def test_of_many_pins_the_first_four_are_named() -> None:
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    pins = tuple(Pin(str(index), "FW-8/BW-16") for index in range(6))
+    model = rewritten(net, torch.randn(3, 4), method="static", pins=pins)
+    text = announcement("mine", model, "digits", Engine(model))
+    assert text.endswith("; pin 2=FW-8/BW-16; pin 3=FW-8/BW-16; 2 more pins")
+
+
 def test_a_block_that_samples_skip_is_explained_and_no_other() -> None:
     assert bits_line({"stem": 7.0, "layer1": 1.4}).endswith(
         "fewest 1.4 in layer1, most 7.0 in stem (a skipped block has 0)"
