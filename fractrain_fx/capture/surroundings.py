@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn import attention
+from torch.nn.attention import SDPBackend
 
 from fractrain_fx.capture.asked import AUTOCAST, AUTOCAST_TYPE, GRADIENTS, INFERENCE, Circumstance, Setting
-from fractrain_fx.capture.replaced import replaced
+from fractrain_fx.capture.replaced import Replacement, replaced
 from fractrain_fx.capture.sizes.standins import files_of
 from fractrain_fx.capture.source import by_capture, by_library, model_line
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from fractrain_fx.capture.recording.ambient import Ambient
 
 __all__ = ["Surroundings"]
+
+_GRADIENT_MODES = (torch.enable_grad, torch.set_grad_enabled)
 
 
 @dataclass
@@ -84,19 +88,20 @@ class Surroundings:
             for name, value in list(vars(owner).items())
             if id(value) in real
         ]
-        for kind in (torch.enable_grad, torch.set_grad_enabled, torch.autocast):
+        for kind in (*_GRADIENT_MODES, torch.autocast):
             places += [
                 (kind, "__enter__", self._entered(kind.__enter__)),
                 (kind, "__exit__", self._left(kind.__exit__)),
             ]
-        with replaced(*places):
+        chosen: Replacement = (attention, "_sdpa_kernel", self._attention(attention._sdpa_kernel))
+        with replaced(*places, chosen):
             yield
 
     def _switch(self, real: Callable[[], bool], switch: Setting, of_call: bool) -> Callable[[], bool]:
         def ask() -> bool:
             frame, value = sys._getframe(1), real()
             # In a region in which the model itself switched gradients on or off, the call does not matter.
-            switched = any(not isinstance(region, torch.autocast) for region, _ in self._regions)
+            switched = any(isinstance(region, _GRADIENT_MODES) for region, _ in self._regions)
             by_model = value is not (switch is GRADIENTS) or (switch is GRADIENTS and switched)
             if by_library(frame) or by_model:
                 return value
@@ -129,11 +134,29 @@ class Surroundings:
 
     def _left(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def leave(region: Any, *error: Any) -> Any:
-            opened = next((entry for entry in reversed(self._regions) if entry[0] is region), None)
-            if opened is not None:
-                self._regions.remove(opened)
-                if self._watcher is not None:
-                    self._watcher.leave(opened[1])
+            self._close(region)
             return real(region, *error)
 
         return leave
+
+    def _attention(self, real: Callable[..., None]) -> Callable[..., None]:
+        """What ``sdpa_kernel`` calls at its start and at its end, from the same frame."""
+
+        def choose(backends: Iterable[SDPBackend], set_priority: bool = False) -> None:
+            real(backends, set_priority)
+            caller = sys._getframe(1)
+            if not by_capture(caller) and not self._close(caller):
+                entry = self._watcher.enter_attention(backends, set_priority) if self._watcher else None
+                self._regions.append((caller, entry))
+
+        return choose
+
+    def _close(self, region: Any) -> bool:
+        """Note the end of a region; tells whether it was open."""
+        opened = next((entry for entry in reversed(self._regions) if entry[0] is region), None)
+        if opened is None:
+            return False
+        self._regions.remove(opened)
+        if self._watcher is not None:
+            self._watcher.leave(opened[1])
+        return True

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx.capture import TensorWrite
+from fractrain_fx.capture.recording.regions import regions_left
 
 __all__ = ["Recomputed"]
 
@@ -56,10 +57,14 @@ class Recomputed(nn.Module):
             return checkpoint(part, *args, use_reentrant=False, **self._options)
         before = _Before(self._state())
 
+        def run(*args: Any) -> Any:
+            with regions_left():
+                return part(*args)
+
         def contexts() -> tuple[Any, Any]:
             return contextlib.nullcontext(), before
 
-        return checkpoint(part, *args, use_reentrant=False, context_fn=contexts, **self._options)
+        return checkpoint(run, *args, use_reentrant=False, context_fn=contexts, **self._options)
 
     def _state(self) -> Iterator[tuple[dict[str, Tensor | None], str]]:
         graph = self._part[1]

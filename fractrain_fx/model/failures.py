@@ -12,6 +12,7 @@ from torch.fx import Node
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.capture.circumstances.structure import SHARDED_ELSEWHERE
 from fractrain_fx.capture.model_errors import is_out_of_memory
+from fractrain_fx.capture.recording.regions import regions_left
 from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import RunConfig
@@ -49,7 +50,8 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
     if torch.compiler.is_compiling():
         return graph_module(*values)
     try:
-        return eager_forward(graph_module)(graph_module, *values)  # hooks belong to the rewritten model
+        with regions_left():
+            return eager_forward(graph_module)(graph_module, *values)  # hooks belong to the rewritten model
     except (FracTrainError, torch.AcceleratorError):
         raise
     except _OF_SIZES as error:

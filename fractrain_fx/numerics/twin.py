@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Interpreter, Node
+from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fractrain_fx.capture import RecordedModule
+from fractrain_fx.capture.recording.regions import NodeByNode
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import ModelError
 from fractrain_fx.execution.arithmetic import Bound
@@ -84,7 +85,7 @@ class Twin:
         return result
 
 
-class _Run(Interpreter):
+class _Run(NodeByNode):
     def __init__(
         self,
         graph_module: RecordedModule,

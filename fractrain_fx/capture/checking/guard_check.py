@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, Interpreter, Node
+from torch.fx import Graph, Node
 
 from fractrain_fx.capture.model_errors import ignored_model_errors, model_errors
 from fractrain_fx.capture.recording.ambient import computed_from
+from fractrain_fx.capture.recording.regions import NodeByNode
 from fractrain_fx.capture.sizes.guards import Guard, InputValues, Size
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import map_copies, tensors_in
@@ -151,7 +152,7 @@ def _read(wanted: Iterable[Size], value_of: Callable[[Node], Any]) -> dict[Size,
     return {size: getattr(value, size.read)(size.dim) for size, value in tensors}
 
 
-class _Sizes(Interpreter):
+class _Sizes(NodeByNode):
     """Runs a graph and reads sizes of some of its tensors."""
 
     def __init__(self, owner: nn.Module, graph: Graph, wanted: set[Size]) -> None:

@@ -18,6 +18,7 @@ from fractrain_fx.capture.checking.indices import CheckedIndices
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.patch import plain_paths
+from fractrain_fx.capture.recording.regions import regions_left
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.memory import return_freed_memory
@@ -148,7 +149,7 @@ def _checked_indices(snapshot: Snapshot) -> AbstractContextManager[object]:
 
 def _call(snapshot: Snapshot, run: nn.Module | Interpreter, train: bool, example: Example) -> Any:
     snapshot.set_mode(train)
-    with _checked_indices(snapshot):
+    with _checked_indices(snapshot), regions_left():
         if isinstance(run, Interpreter):
             return run.run(*example.tensors.values())
         if isinstance(run, RecordedModule):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, Interpreter, Node
+from torch.fx import Graph, Node
 
 from fractrain_fx.capture.asked import ReadCircumstance
 from fractrain_fx.capture.checking.check import Batching, Mismatch, Trial, find_mismatch, repeated
@@ -24,6 +24,7 @@ from fractrain_fx.capture.model_errors import ignored_model_errors
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.one_node import OneNodeError
 from fractrain_fx.capture.recording.patch import plain_paths
+from fractrain_fx.capture.recording.regions import NodeByNode
 from fractrain_fx.capture.recording.writer import Obstacle, Return
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
 from fractrain_fx.capture.source import forward_code, is_within, listed
@@ -169,7 +170,7 @@ def _outputs(model: nn.Module) -> Iterator[dict[str, list[list[Tensor]]]]:
         yield outputs
 
 
-class _Values(Interpreter):
+class _Values(NodeByNode):
     """Runs a graph node by node and keeps copies of some values; ``now`` is the last node that ran, or raised."""
 
     def __init__(self, recorded: RecordedModule, graph: Graph, wanted: set[Node]) -> None:

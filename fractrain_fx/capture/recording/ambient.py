@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import Node
+from torch.nn.attention import SDPBackend
 
 from fractrain_fx.capture.asked import (
     GRADIENTS,
@@ -23,27 +24,13 @@ from fractrain_fx.capture.asked import (
     Setting,
 )
 from fractrain_fx.capture.inputs.form import Kind, kind_of
+from fractrain_fx.capture.recording.regions import REGIONS, enter_attention, enter_gradients
 from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
 from fractrain_fx.capture.source import by_library, is_within
 
-__all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "computed_from"]
+__all__ = ["GRADIENT_READS", "TYPE_READS", "Ambient", "computed_from"]
 
-
-def enter_gradients(mode: bool) -> bool:
-    """Switch gradients on or off; returns whether they were on."""
-    before = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(mode)
-    return before
-
-
-def leave_gradients(before: bool) -> None:
-    """Put the gradient mode back."""
-    torch._C._set_grad_enabled(before)
-
-
-REGIONS: dict[Any, Callable[..., Any]] = {_enter_autocast: _exit_autocast, enter_gradients: leave_gradients}
-"""The call that begins a region, and the call that ends it."""
 
 GRADIENT_READS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 """Properties of a tensor that depend on gradients."""
@@ -194,6 +181,13 @@ class Ambient:
         self._autocasts += 1
         arguments = (writer.device_type(region.device), region.fast_dtype, region._enabled, region._cache_enabled)
         return writer.create("call_function", _enter_autocast, arguments, effect=True)
+
+    def enter_attention(self, backends: Iterable[SDPBackend], by_priority: bool) -> Node | None:
+        """Write that attention has these kernels from here."""
+        if self._writer.paused:
+            return None
+        arguments = tuple(backend.value for backend in backends), by_priority
+        return self._writer.create("call_function", enter_attention, arguments, effect=True)
 
     def leave(self, entry: Node | None) -> None:
         """Write the end of the region that ``entry`` began."""

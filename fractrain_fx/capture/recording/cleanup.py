@@ -11,9 +11,9 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
 from fractrain_fx.capture.compare import equal
-from fractrain_fx.capture.recording.ambient import REGIONS
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.memory import memory_in, note_memory
+from fractrain_fx.capture.recording.regions import REGIONS
 from fractrain_fx.capture.recording.writer import SHAPE
 from fractrain_fx.capture.source import CAPTURE
 from fractrain_fx.capture.targets import IN_PLACE_OPERATORS

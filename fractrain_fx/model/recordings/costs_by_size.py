@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Interpreter, Node
+from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.capture.inputs.data import without_data
+from fractrain_fx.capture.recording.regions import REGIONS, NodeByNode
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import preserved_random_state
 from fractrain_fx.capture.trees import map_tensors
@@ -118,7 +119,7 @@ def costs_of(recording: Recording, config: FracConfig, count: SampleCount) -> di
     return {True: modes[0], False: modes[-1]}
 
 
-class _Counter(Interpreter):
+class _Counter(NodeByNode):
     """A copy of a graph without data, which learns the shapes of a call.
 
     Raises:
@@ -162,7 +163,7 @@ class _Counter(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         record = facts(n)
-        if record.role == "cost" or n.op == "output":
+        if record.role == "cost" or n.op == "output" or n.target in (*REGIONS, *REGIONS.values()):
             return None
         source = n.args[0] if n.args else None
         if record.role in QUANTIZERS and isinstance(source, Node):

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.capture import RecordedModule, batch_size, resize_batch
+from fractrain_fx.capture.recording.regions import NodeByNode
 from fractrain_fx.capture.state import seeded
 from fractrain_fx.capture.trees import holds_tensor
 from fractrain_fx.execution.blocks.dispatched_block import rows_of, share_of
@@ -66,7 +67,7 @@ class FindSeparableBlocks(PassBase):
             _Trial(graph_module, ends, grown, size).run(*resize_batch(examples, size, self.batch_axis))
 
 
-class _Trial(Interpreter):
+class _Trial(NodeByNode):
     """Runs the graph, and each branch again for the last sample as soon as the branch has its value."""
 
     def __init__(

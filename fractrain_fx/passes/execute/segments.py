@@ -19,7 +19,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule
-from fractrain_fx.capture.recording.ambient import REGIONS
+from fractrain_fx.capture.recording.regions import REGIONS
 from fractrain_fx.execution.remade import Made
 from fractrain_fx.passes.graph.aliases import base, memory_of, written
 from fractrain_fx.passes.graph.edit import NAMESPACE, copied

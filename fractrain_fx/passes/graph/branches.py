@@ -9,8 +9,8 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule
-from fractrain_fx.capture.recording.ambient import REGIONS
 from fractrain_fx.capture.recording.hooks import HOOKS
+from fractrain_fx.capture.recording.regions import REGIONS
 from fractrain_fx.capture.targets import ADDS
 from fractrain_fx.execution.blocks.dispatched_block import Adding, Given
 from fractrain_fx.formats.batch_axis import BatchAxis

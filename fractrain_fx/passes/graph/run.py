@@ -8,12 +8,13 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import WRITTEN, RecordedModule
+from fractrain_fx.capture.recording.regions import NodeByNode
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import FracTrainError
 
@@ -34,7 +35,7 @@ def run_passes(graph_module: RecordedModule, passes: Iterable[PassBase]) -> None
         raise
 
 
-class ValueViewer(Interpreter):
+class ValueViewer(NodeByNode):
     """Run a graph and show each value to ``see`` the moment it is made (later nodes may change it in place)."""
 
     def __init__(self, graph_module: GraphModule, see: Callable[[Node, Any], None]) -> None:

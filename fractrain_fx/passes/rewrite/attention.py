@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.capture import ORDER
+from fractrain_fx.capture.recording.regions import enter_attention
 from fractrain_fx.nn.attention import attention_probabilities, in_order, repeat_heads
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import origin, reached
@@ -26,13 +27,16 @@ class OpenAttention(PassBase):
     The fused op gives its result in the order of its query in memory, which later code may rely on: a ``view`` joins
     dimensions that lie side by side. For such code the result of the second product is put in that order.
 
-    Requires: nothing. Ensures: no such node is left; the numbers are those of torch's documented formula.
+    Requires: nothing. Ensures: no such node is left, and nothing chooses its kernels; the numbers are those of torch's
+    documented formula.
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:
         attentions = [node for node in graph_module.graph.nodes if function_name(node) == _ATTENTION]
         for node in attentions:
             _open(node)
+        for start in graph_module.graph.find_nodes(op="call_function", target=enter_attention):
+            _drop_choice_of_kernels(start)
         return PassResult(graph_module, bool(attentions))
 
 
@@ -59,6 +63,18 @@ def _open(node: Node) -> None:
         call.meta = origin(node)
     node.replace_all_uses_with(output)
     graph.erase_node(node)
+
+
+def _drop_choice_of_kernels(start: Node) -> None:
+    """Erase a region in which kernels of attention are chosen, unless a module in it may call attention itself."""
+    (stop,) = start.users
+    node = start.next
+    while node is not stop:
+        if node.op == "call_module":
+            return
+        node = node.next
+    for edge in (stop, start):
+        edge.graph.erase_node(edge)
 
 
 def _is_viewed(node: Node) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fractrain_fx import Engine, FracModel
 from fractrain_fx.config import Method
@@ -70,6 +71,23 @@ class Recurrent(nn.Module):
         return F.grouped_mm(y.flatten(0, 1), self.experts, offs=ends).view_as(y)
 
 
+class Regions(nn.Module):
+    """Layers under autocast, and attention by one kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layers = nn.Embedding(50, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.words(x)
+        for layer in self.layers:
+            with torch.autocast("cpu", torch.bfloat16):
+                z = layer(y).sigmoid()
+            with sdpa_kernel(SDPBackend.MATH):
+                y = y + F.scaled_dot_product_attention(y, z.to(y.dtype), y)
+        return y
+
+
 def images(samples: int, size: int) -> Tensor:
     return torch.randn(samples, 3, size, size)
 
@@ -97,8 +115,8 @@ def same_costs(model: FracModel, other: FracModel) -> bool:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("net", "batch"),
-    [(Images(), images), (text(), tokens), (Places(), tokens), (Recurrent(), tokens)],
-    ids=["images", "text", "places", "recurrent"],
+    [(Images(), images), (text(), tokens), (Places(), tokens), (Recurrent(), tokens), (Regions(), tokens)],
+    ids=["images", "text", "places", "recurrent", "regions"],
 )
 def test_each_call_costs_what_a_model_recorded_at_its_sizes_does(net: nn.Module, batch: Any, method: Method) -> None:
     config = build.paper(method)
