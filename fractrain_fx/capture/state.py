@@ -203,7 +203,10 @@ class Snapshot:
             for x, before in self._values:
                 if not same_tensor(x, before):
                     self.changed.add(id(x))
-                    x.copy_(before)
+                    if (x.shape, x.dtype) == (before.shape, before.dtype):
+                        x.copy_(before)
+                    else:
+                        x.data = before.clone()
         # A backward of the user may wait for these very values.
         torch._C._autograd._unsafe_set_version_counter(tuple(self._versions), tuple(self._versions.values()))
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.constants import TensorWrite
-from fractrain_fx.capture.recording.writer import Writer
+from fractrain_fx.capture.recording.writer import Obstacle, Writer
 from fractrain_fx.capture.sizes.standins import stand_in
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import is_within
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from fractrain_fx.capture.recording.recorder import Recorder
 
 __all__ = ["EffectWatch", "Effects", "Written", "refused", "seed_places"]
+
+
+_ONCE = "(if only the first call does: call the model once before)"
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ class Written:
         }
         self._set: list[tuple[str, Node]] = []
         self._versions = [(name, p, version_of(p)) for name, p in model.named_parameters()]
+        named = (*model.named_parameters(), *model.named_buffers())
+        self._forms = [(name, x, (x.shape, x.dtype)) for name, x in named]
 
     def setter(self, real: Callable[..., None]) -> Callable[..., None]:
         """Stand in for ``nn.Module.__setattr__``."""
@@ -176,6 +181,10 @@ class Written:
             for name, value in module._buffers.items() if not is_within(path, called) else ():
                 if (path, name) in self._present and value is not None and self._writer.known(value) is not None:
                     self._write_buffer(module, name, self._present[path, name], value)
+        for place, x, form in self._forms:
+            path, _, name = place.rpartition(".")
+            if (x.shape, x.dtype) != form and not is_within(path, called):
+                self._writer.obstacles.append(Obstacle(path, f"it changes the shape or the type of {name!r} {_ONCE}"))
 
     def _write_buffer(self, module: nn.Module, name: str, before: Tensor | None, value: Tensor) -> None:
         path, _ = self._owners.get(id(module), (None, None))
@@ -184,8 +193,7 @@ class Written:
         self._present[path, name] = value
         if before is None or (before.shape, before.dtype) != (value.shape, value.dtype):
             change = "makes" if before is None else "changes the shape or the type of"
-            cause = f"it {change} buffer {name!r} (if only the first call does: call the model once before)"
-            self._writer.block(cause)
+            self._writer.block(f"it {change} buffer {name!r} {_ONCE}")
         else:
             self._write(module, name, value)
 

@@ -307,6 +307,41 @@ def test_a_saved_model_goes_on_with_its_statistics(tmp_path: Path) -> None:
     assert equal(rewritten, loaded)
 
 
+class Resizes(nn.Module):
+    """Keeps its last output in a buffer, or a parameter without a gradient, that it gives the output's size."""
+
+    kept: Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self._how = nn.Linear(4, 4), how
+        if how == "parameter":
+            self.kept = nn.Parameter(torch.zeros(0, 4), requires_grad=False)
+        else:
+            self.register_buffer("kept", torch.zeros(0, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        value = y.detach().clone()
+        if self._how == "resize":
+            self.kept.resize_(value.shape).copy_(value)
+        elif self._how == "set":
+            self.kept.set_(value)
+        else:
+            self.kept.data = value
+        return y + self.kept.mean()
+
+
+@pytest.mark.parametrize("how", ["resize", "set", "data", "parameter"])
+def test_a_tensor_that_forward_resizes_in_place_is_refused_by_name_and_stays_as_it_was(how: str) -> None:
+    net, x = Resizes(how), torch.randn(3, 4)
+    with pytest.raises(CaptureError, match=r"changes the shape or the type of 'kept' .*call the model once before"):
+        build_rewritten(net, x, config=FLOAT)
+    assert net.kept.shape == (0, 4)
+    net(x)  # sized by now
+    assert torch.equal(build_rewritten(copy.deepcopy(net), x, config=FLOAT)(x), net(x))
+
+
 def test_a_buffer_that_the_first_call_makes_is_refused_with_its_line() -> None:
     class Lazy(Norm):
         seen: Tensor | None
