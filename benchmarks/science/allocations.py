@@ -11,8 +11,8 @@ that the budget allows.
 
 The first and last layer are float in all of them. ``--outer`` measures these layers too (``TASK-outer.json``), and
 writes the settings ``allocated-outer-40`` and ``uniform-outer-40``, which round them. ``--samples`` measures the same
-with a range for each sample (``TASK-outer-samples.json``), and writes ``allocated-samples-outer-40`` and
-``rising-allocated-samples-outer-40``: the latter is for ``pfq``, and costs as much on average over its five stages.
+with a range for each sample (``TASK-outer-samples.json``), and writes ``allocated-samples-outer-40``, the same at 30 %,
+and ``rising-allocated-samples-outer-40``, which is for ``pfq`` and costs as much on average over its five stages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FULL, _LEAST = Precision(8, 8), Precision(3, 4)
 _LADDER = [Precision(fw, bw) for fw, bw in product(range(2, 9), range(4, 9)) if fw <= bw <= fw + 2]
 _STEPS, _BATCHES = 200, 8
 _WITH_OUTER, _WITH_SAMPLES = "-outer", "-outer-samples"
-_RISING = (-10, -5, 0, 5, 10)  # per cent of static's cost, from the mean of all stages
+_FINE_BUDGETS, _RISING = (30, 40), (30, 35, 40, 45, 50)  # per cent; the stages' mean is 40
 _ROUNDED = 0.49  # FW-4/BW-6 costs 40.4 %
 # The language model begins with an embedding, so no layer is its first.
 _OUTER = {"resnet20-16px": ("first", "last"), "characters": ("last",)}
@@ -101,12 +101,14 @@ def settings_with_outer(sensitivities: Sensitivities, task: str) -> dict[str, di
 
 
 def settings_with_samples(sensitivities: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
-    """The settings at 40 % with a range for each sample: one allocation for all steps, or one for each fifth."""
-    price, name = _NOISE_PRICES[task], f"allocated-samples-outer-{BUDGETS[0]}"
-    fixed = allocate(sensitivities, _share(BUDGETS[0], task), noise_price=price)
-    stages = [_share(BUDGETS[0] + more, task) for more in _RISING]
+    """The settings with a range for each sample: one allocation for all steps, and at 40 % one for each fifth too."""
+    price, settings = _NOISE_PRICES[task], {}
+    for per_cent in _FINE_BUDGETS:
+        found = allocate(sensitivities, _share(per_cent, task), noise_price=price)
+        settings[f"allocated-samples-outer-{per_cent}"] = found.settings
+    stages = [_share(per_cent, task) for per_cent in _RISING]
     rising = allocate(sensitivities, stages, stages=len(stages), noise_price=price)
-    return {name: fixed.settings, f"rising-{name}": rising.settings}
+    return {**settings, "rising-allocated-samples-outer-40": rising.settings}
 
 
 def _share(per_cent: float, task: str) -> float:
