@@ -11,8 +11,9 @@ that the budget allows.
 
 The first and last layer are float in all of them. ``--outer`` measures these layers too (``TASK-outer.json``), and
 writes the settings ``allocated-outer-40`` and ``uniform-outer-40``, which round them. ``--samples`` measures the same
-with a range for each sample (``TASK-outer-samples.json``), and writes ``allocated-samples-outer-40``, the same at 30 %,
-and ``rising-allocated-samples-outer-40``, which is for ``pfq`` and costs as much on average over its five stages.
+with a range for each sample (``TASK-outer-samples.json``), and writes ``allocated-samples-outer-40``,
+``uniform-samples-outer-40``, both at 30 % too, and ``rising-allocated-samples-outer-40``, which is for ``pfq`` and
+costs as much on average over its five stages.
 """
 
 from __future__ import annotations
@@ -104,8 +105,13 @@ def settings_with_samples(sensitivities: Sensitivities, task: str) -> dict[str, 
     """The settings with a range for each sample: one allocation for all steps, and at 40 % one for each fifth too."""
     price, settings = _NOISE_PRICES[task], {}
     for per_cent in _FINE_BUDGETS:
-        found = allocate(sensitivities, _share(per_cent, task), noise_price=price)
-        settings[f"allocated-samples-outer-{per_cent}"] = found.settings
+        budget = _share(per_cent, task)
+        found = allocate(sensitivities, budget, noise_price=price).settings
+        settings[f"allocated-samples-outer-{per_cent}"] = found
+        flat = _dearest(budget, {precision: sensitivities.cost(precision) for precision in _LADDER})
+        if flat is not None:
+            rules = {"precision": str(flat), "pins": [f"{label}={flat}" for label in _OUTER[task]]}
+            settings[f"uniform-samples-outer-{per_cent}"] = {"affine": {"ranges": "sample"}, **rules}
     stages = [_share(per_cent, task) for per_cent in _RISING]
     rising = allocate(sensitivities, stages, stages=len(stages), noise_price=price)
     return {**settings, "rising-allocated-samples-outer-40": rising.settings}
