@@ -168,8 +168,8 @@ def _change(setting: str, other: str) -> str | None:
         return f"with {added[0]}"
     if not added:
         return f"without {left_out[0]}"
-    same_fields = _flat(_KNOWN[added[0]]).keys() == _flat(_KNOWN[left_out[0]]).keys()
-    return f"{added[0]} for {left_out[0]}" if same_fields else None
+    fields = [_flat(_KNOWN.get(name, {})).keys() for name in (added[0], left_out[0])]  # none for widths of each op
+    return f"{added[0]} for {left_out[0]}" if fields[0] == fields[1] and fields[0] else None
 
 
 def _settings_words(groups: Sequence[Group]) -> str:

@@ -187,6 +187,11 @@ def test_the_overview_has_each_method_beside_static_training_where_it_costs_less
     assert "- **pfq** (`cheap`) ends 1.00 points lower for 75 % of its cost (one seed)." in lines
     assert "- **fractrain** ends 1.50 points lower for 50 % of its cost (one seed)." in lines
     assert not any("dfq" in line for line in lines) and beside_static(groups_of(runs), "digits", 9, "Digits") == ""
+    assert not any("static**" in line for line in lines)  # no other static setting has two seeds
+    cheap = [record("static", 8, 79.9, 1e9, seed, name) for seed in range(2) for name in ("few-bits", "more-bits")]
+    worse = [record("static", 8, 79.7, 5e8, seed, "fewest-bits") for seed in range(2)]
+    lines = beside_static(groups_of([*runs, *cheap, *worse]), "digits", 8, "Digits").splitlines()
+    assert lines[2] == "- **static** (`few-bits`) ends 0.10 points lower for 50 % of its cost (2 seeds)."
     assert overview(groups_of([each for each in runs if each["method"] != "static"])) == ""
 
 
