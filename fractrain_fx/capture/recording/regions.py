@@ -56,11 +56,11 @@ def regions_left() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        handled: set[Any] = error.__dict__.setdefault(_HANDLED, set())
+        handled: set[int] = error.__dict__.setdefault(_HANDLED, set())  # frames, whose tensors it must not hold
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         for frame in reversed(frames):
-            if frame not in handled:
-                handled.add(frame)
+            if id(frame) not in handled:
+                handled.add(id(frame))
                 _leave(frame.f_locals)
         raise
 
