@@ -148,7 +148,7 @@ class Written:
         self._set: list[tuple[str, Node]] = []
         self._versions = [(name, p, version_of(p)) for name, p in model.named_parameters()]
         named = (*model.named_parameters(), *model.named_buffers())
-        self._forms = [(name, x, (x.shape, x.dtype)) for name, x in named]
+        self._forms = [(name, x, _form(x)) for name, x in named]
 
     def setter(self, real: Callable[..., None]) -> Callable[..., None]:
         """Stand in for ``nn.Module.__setattr__``."""
@@ -183,7 +183,7 @@ class Written:
                     self._write_buffer(module, name, self._present[path, name], value)
         for place, x, form in self._forms:
             path, _, name = place.rpartition(".")
-            if (x.shape, x.dtype) != form and not is_within(path, called):
+            if _form(x) != form and not is_within(path, called):
                 self._writer.obstacles.append(Obstacle(path, f"it changes the shape or the type of {name!r} {_ONCE}"))
 
     def _write_buffer(self, module: nn.Module, name: str, before: Tensor | None, value: Tensor) -> None:
@@ -201,3 +201,9 @@ class Written:
         path, _ = self._owners[id(module)]
         target = self._writer.additions.kept("written", (path, name), lambda: TensorWrite(module, path, name))
         return self._writer.create("call_module", target, (self._writer.node_of(value),), effect=True)
+
+
+def _form(x: Tensor) -> tuple[torch.Size, torch.dtype]:
+    """Shape and type of a tensor, of which the recorder is not told: no code of the model reads them."""
+    with torch._C.DisableTorchFunction():
+        return x.shape, x.dtype
