@@ -76,7 +76,7 @@ def _table(groups: Sequence[Group]) -> str:
                 _scales(group.method, values),
                 str(len(group.records)),
                 mean_and_range(group.values("value")),
-                signed(difference(group, base), group.records[0]["metric"]),
+                signed(difference(group, base), group.metric),
                 f"{macs:.3e}",
                 f"{100 * macs / base.mean('total_macs'):.0f} %" if base else "",
                 f"{100 * statistics.mean(raised):.0f} %" if raised else "",

@@ -55,8 +55,8 @@ _NOISE_PRICES = {"resnet20-16px": 0.3, "characters": 0.04}  # docs/results/noise
 def allocated_settings(task: str) -> Mapping[str, Mapping[str, Any]]:
     """The settings that were found for a task, by name; empty if none were."""
     settings: dict[str, dict[str, Any]] = {}
-    for name in (task, f"{task}{_WITH_OUTER}", f"{task}{_WITH_SAMPLES}"):
-        if (path := FOLDER / f"{name}.yaml").is_file():
+    for kind in ("", _WITH_OUTER, _WITH_SAMPLES):
+        if (path := FOLDER / f"{task}{kind}.yaml").is_file():
             settings |= yaml.safe_load(path.read_text(encoding="utf-8"))
     return settings
 
@@ -94,10 +94,8 @@ def settings_with_outer(sensitivities: Sensitivities, task: str) -> dict[str, di
         budget = _share(per_cent, task)
         pins = allocate(sensitivities, budget, noise_price=_NOISE_PRICES[task]).pins
         settings[f"allocated-outer-{per_cent}"] = {"pins": [str(pin) for pin in pins]}
-        flat = _dearest(budget, {precision: sensitivities.cost(precision) for precision in _LADDER})
-        if flat is not None:
-            rules = [f"{label}={flat}" for label in _OUTER[task]]
-            settings[f"uniform-outer-{per_cent}"] = {"precision": str(flat), "pins": rules}
+        if (uniform := _uniform_with_outer(sensitivities, budget, task)) is not None:
+            settings[f"uniform-outer-{per_cent}"] = uniform
     return settings
 
 
@@ -108,13 +106,17 @@ def settings_with_samples(sensitivities: Sensitivities, task: str) -> dict[str, 
         budget = _share(per_cent, task)
         found = allocate(sensitivities, budget, noise_price=price).settings
         settings[f"allocated-samples-outer-{per_cent}"] = found
-        flat = _dearest(budget, {precision: sensitivities.cost(precision) for precision in _LADDER})
-        if flat is not None:
-            rules = {"precision": str(flat), "pins": [f"{label}={flat}" for label in _OUTER[task]]}
-            settings[f"uniform-samples-outer-{per_cent}"] = {"affine": {"ranges": "sample"}, **rules}
+        if (uniform := _uniform_with_outer(sensitivities, budget, task)) is not None:
+            settings[f"uniform-samples-outer-{per_cent}"] = {"affine": {"ranges": "sample"}, **uniform}
     stages = [_share(per_cent, task) for per_cent in _RISING]
     rising = allocate(sensitivities, stages, stages=len(stages), noise_price=price)
     return {**settings, "rising-allocated-samples-outer-40": rising.settings}
+
+
+def _uniform_with_outer(sensitivities: Sensitivities, budget: float, task: str) -> dict[str, Any] | None:
+    """The dearest precision within the budget, of the outer layers too."""
+    flat = _dearest(budget, {precision: sensitivities.cost(precision) for precision in _LADDER})
+    return None if flat is None else {"precision": str(flat), "pins": [f"{label}={flat}" for label in _OUTER[task]]}
 
 
 def _share(per_cent: float, task: str) -> float:
@@ -150,6 +152,14 @@ def measure(
     return sensitivity(trainer.model.restore(), batches, criterion=trainer.objective.criterion, config=config)
 
 
+# The flag and the settings of each kind of measurement, which is the end of its files' names.
+_KINDS = {
+    "": ("", settings_under),
+    _WITH_OUTER: (" --outer", settings_with_outer),
+    _WITH_SAMPLES: (" --samples", settings_with_samples),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.science.allocations", description=__doc__)
     parser.add_argument("--task", nargs="+", default=["resnet20-16px", "characters"])
@@ -161,26 +171,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--measured", action="store_true", help="allocate anew from the file that was measured before")
     options = parser.parse_args(argv)
     FOLDER.mkdir(exist_ok=True)
+    kind = _WITH_SAMPLES if options.samples else _WITH_OUTER if options.outer else ""
+    flag, settings_of = _KINDS[kind]
     for task in options.task:
-        name = f"{task}{_WITH_SAMPLES if options.samples else _WITH_OUTER if options.outer else ''}"
-        measured = FOLDER / f"{name}.json"
+        path = FOLDER / f"{task}{kind}.yaml"
+        measured = path.with_suffix(".json")
         if options.measured:
             sensitivities = Sensitivities.from_json(measured)
         else:
+            ranges: Literal["tensor", "sample"] = "sample" if options.samples else "tensor"
             sensitivities = measure(
-                *(task, options.data_dir, options.steps, options.seed),
-                outer=options.outer or options.samples,
-                ranges="sample" if options.samples else "tensor",
+                task, options.data_dir, options.steps, options.seed, outer=bool(kind), ranges=ranges
             )
             sensitivities.to_json(measured)
-        command = (
-            f"python -m benchmarks.science.allocations --task {task} --steps {options.steps} --seed {options.seed}"
-            f"{' --samples' if options.samples else ' --outer' if options.outer else ''}"
-        )
-        rules = settings_with_samples if options.samples else settings_with_outer if options.outer else settings_under
-        text = yaml.safe_dump(rules(sensitivities, task), sort_keys=False, width=120)
-        write_text(FOLDER / f"{name}.yaml", f"# {command}\n{text}")
-        print(f"{task}: loss {sensitivities.loss:.3f}, written to {FOLDER / name}.yaml")
+        command = f"python -m benchmarks.science.allocations --task {task}"
+        command += f" --steps {options.steps} --seed {options.seed}{flag}"
+        text = yaml.safe_dump(settings_of(sensitivities, task), sort_keys=False, width=120)
+        write_text(path, f"# {command}\n{text}")
+        print(f"{task}: loss {sensitivities.loss:.3f}, written to {path}")
     return 0
 
 

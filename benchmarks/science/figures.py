@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT = 620, 340
 
 def write_figures(folder: Path, task: str, groups: Sequence[Group], prefix: str = "science") -> list[tuple[Path, str]]:
     """Write the figures of a task as SVG, in files whose names begin alike; returns each with a description."""
-    metric = groups[0].records[0]["metric"]
+    metric = groups[0].metric
     longest = max(group.epochs for group in groups)
     written = []
     for name, chart, words in (

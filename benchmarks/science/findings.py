@@ -50,7 +50,7 @@ def _worth(runs: Sequence[tuple[str, Mapping[str, float]]], other: str) -> str:
 def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> str:
     """Static training, and of each method the length with the most seeds and those that are longer."""
     bases = {base.epochs: base for base in static}
-    metric = static[0].records[0]["metric"]
+    metric = static[0].metric
     chosen = []
     for method, setting in main_settings(groups, static):
         mine = [group for group in of_setting(groups, method, setting) if group.epochs in bases]
@@ -96,4 +96,4 @@ def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tupl
 
 def quality(group: Group) -> float:
     """Higher is better."""
-    return -gap(group, 1.0) if group.records[0]["metric"] == "perplexity" else gap(group, 0.0)
+    return -gap(group, 1.0) if group.metric == "perplexity" else gap(group, 0.0)

@@ -129,7 +129,7 @@ def _rivals(points: Sequence[_Point]) -> str:
     Static precisions that round the outer layers, or count gradients by need, are rivals of all but themselves.
     """
     rows = []
-    unit = "nats" if points[0].group.records[0]["metric"] == "perplexity" else "points"
+    unit = "nats" if points[0].group.metric == "perplexity" else "points"
     for curve in _curves(points):
         mine = [point for point in _of(points, curve) if not point.static and point.cost < 100]
         static = [point for point in points if point.static or (point.uniform and point.curve != curve)]
@@ -155,7 +155,7 @@ def _rival(point: _Point, static: Sequence[_Point]) -> _Point | None:
 def _distance(point: _Point, rival: _Point) -> float:
     """How far a point is above another: higher is better."""
     far = gap(point.group, rival.group.mean("value"))
-    return -far if point.group.records[0]["metric"] == "perplexity" else far
+    return -far if point.group.metric == "perplexity" else far
 
 
 def _chart(points: Sequence[_Point]) -> Any:
@@ -166,7 +166,7 @@ def _chart(points: Sequence[_Point]) -> Any:
         reached = point.group.values("value")
         ends = {"value": point.group.mean("value"), "low": min(reached), "high": max(reached)}
         values.append({"curve": point.curve, "setting": point.group.setting, "cost": point.cost, **ends})
-    metric = points[0].group.records[0]["metric"]
+    metric = points[0].group.metric
     base = alt.Chart(alt.Data(values=values), width=620, height=340).encode(
         x=alt.X("cost:Q", title="cost of the training, % of static FW-8/BW-8", scale=alt.Scale(zero=False)),
         y=alt.Y("value:Q", title=f"test {metric}", scale=alt.Scale(zero=False)),

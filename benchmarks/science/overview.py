@@ -43,20 +43,15 @@ def beside_static(groups: Sequence[Group], task: str, epochs: int, title: str) -
 def _cheapest_as_good(groups: Sequence[Group], base: Group) -> Group | None:
     """The cheapest other static setting of as many seeds that ends nearly as well."""
     mine = [group for group in groups if group.method == "static" and len(group.records) >= len(base.records)]
-    level = [group for group in mine if group is not base and quality(base) - quality(group) <= _NEAR[_metric(base)]]
+    level = [group for group in mine if group is not base and quality(base) - quality(group) <= _NEAR[base.metric]]
     return min(level, key=lambda group: group.mean("total_macs"), default=None)
 
 
 def _sentence(group: Group, base: Group) -> str:
     seeds = "one seed" if len(group.records) == 1 else f"{len(group.records)} seeds"
-    words = distance_words(gap(group, base.mean("value")), _metric(group))
+    words = distance_words(gap(group, base.mean("value")), group.metric)
     named = f"**{group.method}**" + (f" (`{group.setting}`)" if group.setting != "default" else "")
     return f"- {named} ends {words} for {cost_share(group, base)} of its cost ({seeds})."
-
-
-def _metric(group: Group) -> str:
-    metric: str = group.records[0]["metric"]
-    return metric
 
 
 def overview(groups: Sequence[Group]) -> str:
@@ -81,12 +76,12 @@ def _row(task: str, groups: Sequence[Group]) -> tuple[str, ...] | None:
             others[method] = _beside(same[0], base)
     if not any(distance for distance, _ in others.values()):
         return None
-    value, metric = base.mean("value"), _metric(base)
+    value, metric = base.mean("value"), base.metric
     shown = f"{value:.2f} %" if metric == "accuracy" else f"{metric} {value:.2f}"
     return (f"[{task}](#{task})", str(base.epochs), shown, *(cell for pair in others.values() for cell in pair))
 
 
 def _beside(group: Group, base: Group) -> tuple[str, str]:
-    metric = _metric(base)
+    metric = base.metric
     unit = "nats" if metric == "perplexity" else "points"
     return f"{signed(difference(group, base), metric)} {unit}", cost_share(group, base)

@@ -42,6 +42,12 @@ class Group(NamedTuple):
     epochs: int
     records: tuple[Record, ...]
 
+    @property
+    def metric(self) -> str:
+        """What the runs are judged by: ``accuracy`` or ``perplexity``."""
+        metric: str = self.records[0]["metric"]
+        return metric
+
     def values(self, name: str) -> list[float]:
         """One field of each run."""
         return [record[name] for record in self.records]
@@ -127,7 +133,7 @@ def static_at(macs: float, groups: Sequence[Group]) -> float | None:
 def gap(group: Group, other: float) -> float:
     """The mean last value of a group less another one; perplexities are compared as losses."""
     own = group.mean("value")
-    return math.log(own / other) if group.records[0]["metric"] == "perplexity" else own - other
+    return math.log(own / other) if group.metric == "perplexity" else own - other
 
 
 def difference(group: Group, base: Group | None) -> float | None:

@@ -90,7 +90,7 @@ def _table(groups: Sequence[Group]) -> str:
                 str(len(group.records)),
                 mean_and_range(group.values("value")),
                 mean_and_range(group.values("best")),
-                signed(difference(group, base), group.records[0]["metric"]),
+                signed(difference(group, base), group.metric),
                 f"{macs:.3e}",
                 share,
                 f"{100 * max(errors):.1f} %" if errors else "",
@@ -146,7 +146,7 @@ def _changed(groups: Sequence[Group]) -> str:
                     (
                         *(method, change or f"{setting}, unchanged", str(base.epochs), str(len(group.records))),
                         mean_and_range(group.values("value")),
-                        signed(difference(group, base), group.records[0]["metric"]),
+                        signed(difference(group, base), group.metric),
                         cost_share(group, base),
                         mean_and_range(group.at_end("mutual_information")),
                     )

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn import attention
 from torch.nn.attention import SDPBackend
 
-__all__ = ["REGIONS", "NodeByNode", "enter_attention", "enter_gradients", "regions_left"]
+__all__ = ["REGIONS", "REGION_EDGES", "NodeByNode", "enter_attention", "enter_gradients", "regions_left"]
 
 _HANDLED = "_regions_left"
 
@@ -48,6 +48,9 @@ REGIONS: dict[Any, Callable[..., Any]] = {
     enter_attention: leave_attention,
 }
 """The call that begins a region, and the call that ends it."""
+
+REGION_EDGES = frozenset({*REGIONS, *REGIONS.values()})
+"""Calls that begin or end a region."""
 
 
 @contextlib.contextmanager

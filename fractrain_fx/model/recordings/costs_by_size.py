@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.capture.inputs.data import without_data
-from fractrain_fx.capture.recording.regions import REGIONS, NodeByNode
+from fractrain_fx.capture.recording.regions import REGION_EDGES, NodeByNode
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import preserved_random_state
 from fractrain_fx.capture.trees import map_tensors
@@ -156,14 +156,14 @@ class _Counter(NodeByNode):
         for node in self._counted.graph.nodes:
             if facts(node).samples is not None:
                 facts(node).samples = samples
-        with preserved_random_state(), torch.device("meta"):  # where the graph makes tensors of its own
+        with preserved_random_state(), torch.device("meta"):  # tensors that the graph makes have no data either
             self.run(*without_data(list(values)))
         for node, op in ops_of(self._counted.graph):
             op.macs = macs_of(self._counted, node)
 
     def run_node(self, n: Node) -> Any:
         record = facts(n)
-        if record.role == "cost" or n.op == "output" or n.target in (*REGIONS, *REGIONS.values()):
+        if record.role == "cost" or n.op == "output" or n.target in REGION_EDGES:
             return None
         source = n.args[0] if n.args else None
         if record.role in QUANTIZERS and isinstance(source, Node):

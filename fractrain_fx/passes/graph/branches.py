@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,13 +9,13 @@ from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.capture.recording.hooks import HOOKS
-from fractrain_fx.capture.recording.regions import REGIONS
+from fractrain_fx.capture.recording.regions import REGION_EDGES, REGIONS
 from fractrain_fx.capture.targets import ADDS
 from fractrain_fx.execution.blocks.dispatched_block import Adding, Given
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.passes.graph.aliases import base, memory_of, written
 from fractrain_fx.passes.graph.contractions import function_name
-from fractrain_fx.passes.graph.edit import NAMESPACE, copied, owner_module
+from fractrain_fx.passes.graph.edit import NAMESPACE, copied, nodes_until, owner_module
 from fractrain_fx.passes.graph.facts import Block, facts, fixed_batch
 
 __all__ = ["Part", "ends_of", "inseparable", "is_sum", "part_of", "skippable"]
@@ -200,16 +199,15 @@ class _Finder:
             raise _TogetherError(f"{node.name} mixes samples")
 
     def _settings(self, region: set[Node]) -> set[Node]:
-        """Starts and ends of autocast and of gradients around nodes of the region."""
+        """Starts and ends of settings of torch around nodes of the region."""
         settings: set[Node] = set()
-        ends = tuple(REGIONS.values())
         starts = [node for begin in REGIONS for node in self._graph.find_nodes(op="call_function", target=begin)]
         for start in starts:
             stop = next(iter(start.users))
-            between = list(_up_to(start.next, stop))
+            between = list(nodes_until(start.next, stop))
             if not any(node in region for node in between):
                 continue
-            if not all(node in region or node.op == "get_attr" or node.target in (*REGIONS, *ends) for node in between):
+            if not all(node in region or node.op == "get_attr" or node.target in REGION_EDGES for node in between):
                 raise _TogetherError(
                     f"it shares a setting of autocast or gradients ({start.name}) with other parts of the model"
                 )
@@ -219,7 +217,7 @@ class _Finder:
     def _refuse_writers(self, first: Node, region: set[Node], inputs: tuple[Node, ...]) -> None:
         """Refuse a node between the branch's first node and the add that changes an input of the branch in place."""
         read = {memory for node in inputs for memory in memory_of(node)}
-        for node in _up_to(first, self._add):
+        for node in nodes_until(first, self._add):
             if node not in region and any(not memory_of(operand).isdisjoint(read) for operand in written(node)):
                 raise _TogetherError(f"{node.name} changes in place a value that it reads")
 
@@ -242,9 +240,3 @@ class _Finder:
         if record.grows is None:
             raise _TogetherError(f"{node.name} may depend on the number of samples")
         return "count" if record.grows else None
-
-
-def _up_to(node: Node, last: Node) -> Iterator[Node]:
-    while node is not last:
-        yield node
-        node = node.next

@@ -26,6 +26,7 @@ __all__ = [
     "identifier",
     "insert_module",
     "module_path",
+    "nodes_until",
     "origin",
     "original_at",
     "owner_module",
@@ -103,6 +104,13 @@ def between(entry: Node, end: Node, sources: Callable[[Node], Iterable[Node]]) -
         if any(source in reachable for source in sources(node)):
             reachable.add(node)
     return reachable - {entry} if end in reachable else set()
+
+
+def nodes_until(node: Node, last: Node) -> Iterator[Node]:
+    """The nodes from ``node`` on that come before ``last`` in the graph."""
+    while node is not last:
+        yield node
+        node = node.next
 
 
 def identifier(name: str) -> str:

@@ -12,7 +12,7 @@ from fractrain_fx.capture import ORDER
 from fractrain_fx.capture.recording.regions import enter_attention
 from fractrain_fx.nn.attention import attention_probabilities, in_order, repeat_heads
 from fractrain_fx.passes.graph.contractions import function_name
-from fractrain_fx.passes.graph.edit import origin, reached
+from fractrain_fx.passes.graph.edit import nodes_until, origin, reached
 
 __all__ = ["OpenAttention"]
 
@@ -68,13 +68,9 @@ def _open(node: Node) -> None:
 def _drop_choice_of_kernels(start: Node) -> None:
     """Erase a region in which kernels of attention are chosen, unless a module in it may call attention itself."""
     (stop,) = start.users
-    node = start.next
-    while node is not stop:
-        if node.op == "call_module":
-            return
-        node = node.next
-    for edge in (stop, start):
-        edge.graph.erase_node(edge)
+    if all(node.op != "call_module" for node in nodes_until(start, stop)):
+        for edge in (stop, start):
+            edge.graph.erase_node(edge)
 
 
 def _is_viewed(node: Node) -> bool:
