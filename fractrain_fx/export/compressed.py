@@ -27,6 +27,7 @@ from fractrain_fx.export.layers import (
 )
 from fractrain_fx.export.write import Request
 from fractrain_fx.formats.affine.scale import levels_of
+from fractrain_fx.passes import facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +72,7 @@ def check(request: Request) -> None:
         for factor in op.factors:
             if factor.is_rounded:
                 require_held(op, factor, "compressed-tensors")
+                _require_range(op, factor)
         if _kind(op) == "nvfp4" and not request.batches:
             raise ExportError(
                 f"{op.name} is rounded in format 'nvfp4', whose activations compressed-tensors gives a fixed tensor "
@@ -110,6 +112,45 @@ def write(folder: Path, request: Request) -> Sequence[str]:
     return tuple(_notes(layers, request, attention_names(attentions(request.ops))))
 
 
+def _require_range(op: FrozenOp, factor: FrozenFactor) -> None:
+    """Check that compressed-tensors measures what a factor measures at each call.
+
+    Raises:
+        ExportError: it does not.
+    """
+    if factor.fmt.name != "affine" or factor.within is not None:
+        return
+    if _strategy(factor) is None:
+        raise ExportError(
+            f"{op.name} measures ranges at each call that compressed-tensors does not: it has those of a tensor, and "
+            "of each token of (batch, tokens, features). Train with affine.ranges='row', which are those of tokens; "
+            f"{WAY_OUT.format(name=op.name)}"
+        )
+    if factor.levels == "exact":
+        raise ExportError(
+            f"{op.name} has ranges that are measured at each call, for which compressed-tensors has levels of which "
+            "one is 0: export with levels='integer' (measure its accuracy with deployed(levels='integer'))"
+        )
+
+
+def _strategy(factor: FrozenFactor) -> str | None:
+    """What shares a range, as compressed-tensors names it, or ``None`` if it has no name for that."""
+    if factor.weight:
+        return "channel"
+    if factor.within is not None or factor.fmt.name != "affine":
+        return "tensor"
+    rounding = factor.rounding()
+    if rounding.of is None and rounding.axis.folded:
+        return None
+    shape = [max(size, 2) for size in facts(factor.source).shape or ()]
+    found = list(rounding.range_of(torch.zeros(shape)).lo.shape)
+    if set(found) <= {1}:
+        return "tensor"
+    # compressed-tensors measures what lies behind the first two dimensions, and all of a tensor that has no more.
+    tokens = [*shape[:2], *[1] * (len(shape) - 2)]
+    return "token" if len(shape) > 2 and found == tokens else None
+
+
 def _kind(op: FrozenOp) -> str:
     return op.factors[0].fmt.name
 
@@ -117,7 +158,8 @@ def _kind(op: FrozenOp) -> str:
 def _key(op: FrozenOp) -> tuple[Any, ...]:
     weight, activation = op.weight, op.activation
     assert weight is not None and activation is not None
-    return weight.fmt.name, weight.bits, activation.fmt.name, activation.bits
+    strategy, dynamic = _strategy(activation), activation.within is None
+    return weight.fmt.name, weight.bits, activation.bits, strategy, dynamic
 
 
 def _scheme(request: Request, layers: dict[str, FrozenOp], key: tuple[Any, ...], single: bool) -> Any:
@@ -125,12 +167,12 @@ def _scheme(request: Request, layers: dict[str, FrozenOp], key: tuple[Any, ...],
     from compressed_tensors.config import CompressionFormat
     from compressed_tensors.quantization import QuantizationScheme
 
-    name, bits, _, input_bits = key
+    name, bits, input_bits, strategy, dynamic = key
     targets = ["Linear"] if single else [path for path, op in layers.items() if _key(op) == key]
     scheme = QuantizationScheme(
         targets=targets,
-        weights=_arguments(name, bits, request, weight=True),
-        input_activations=_arguments(name, input_bits, request, weight=False) if input_bits != 32 else None,
+        weights=_arguments(name, bits, request, "channel", False),
+        input_activations=_arguments(name, input_bits, request, strategy, dynamic) if input_bits != 32 else None,
     )
     if name == "affine":
         packed = bits < 8 and request.levels == "integer"
@@ -138,17 +180,16 @@ def _scheme(request: Request, layers: dict[str, FrozenOp], key: tuple[Any, ...],
     return scheme
 
 
-def _arguments(name: str, bits: int, request: Request, *, weight: bool) -> Any:
+def _arguments(name: str, bits: int, request: Request, strategy: str, dynamic: Any) -> Any:
     from compressed_tensors.quantization import QuantizationArgs
 
     if name == "affine":
         exact = request.levels == "exact"
-        symmetric = weight and not exact
+        symmetric = strategy == "channel" and not exact
         more = {} if symmetric else {"zp_dtype": torch.float32 if exact else torch.int8}
         return QuantizationArgs(
-            num_bits=bits, type="int", symmetric=symmetric, strategy="channel" if weight else "tensor", **more
+            num_bits=bits, type="int", symmetric=symmetric, strategy=strategy, dynamic=dynamic, **more
         )
-    dynamic: Any = not weight
     if name == "fp8":
         return QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=dynamic)
     two_scales = name == "nvfp4"
@@ -171,7 +212,8 @@ def _numbers(op: FrozenOp, request: Request, input_scale: Tensor | None) -> dict
     assert weight is not None and activation is not None
     if weight.fmt.name == "affine":
         numbers = _affine("weight", weight, symmetric=request.levels == "integer")
-        return numbers | (_affine("input", activation, symmetric=False) if activation.is_rounded else {})
+        fixed = activation.is_rounded and activation.within is not None
+        return numbers | (_affine("input", activation, symmetric=False) if fixed else {})
     blocks = block_of(weight)
     if weight.fmt.name == "nvfp4":
         # compressed-tensors divides by its tensor scale.

@@ -15,7 +15,7 @@ from fractrain_fx.config.precision import FLOAT_BITS, Precision
 from fractrain_fx.errors import ExportError
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.roundings import forward_operands
-from fractrain_fx.export.rounding import FrozenRounding, LevelsName, integer_range
+from fractrain_fx.export.rounding import FrozenRounding, LevelsName, WeightRounding, integer_range
 from fractrain_fx.formats import Format, Operand, ValueRange
 from fractrain_fx.nn.bits import WidthTable
 from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
@@ -38,10 +38,11 @@ class FrozenFactor:
         bits: of the values; 32 for a factor that is not rounded.
         source: the node of the unrounded values.
         quantizer: rounds them in training.
-        within: the range, where the format has one; for a weight that of each output channel.
-        of: the operand of the forward product, for a format that measures blocks as it rounds.
+        within: the range, where it is fixed; for a weight that of each output channel.
+        of: the operand of the forward product, for a format that rounds anew for each product.
         parameter: the path of the parameter, if it is one.
         value: the tensor that the node reads; ``None`` for values that the graph computes.
+        levels: those of format ``affine``.
     """
 
     fmt: Format
@@ -52,6 +53,7 @@ class FrozenFactor:
     of: Operand | None = None
     parameter: str | None = None
     value: Tensor | None = None
+    levels: LevelsName = "exact"
 
     @property
     def weight(self) -> bool:
@@ -66,19 +68,20 @@ class FrozenFactor:
     def rounding(self) -> FrozenRounding:
         """A module that rounds the activation."""
         assert isinstance(self.quantizer, ActivationQuantizer)
-        return FrozenRounding(self.fmt, self.bits, self.within, self.of, self.quantizer.axis)
+        return FrozenRounding(self.fmt, self.bits, self.within, self.of, self.quantizer.axis, self.levels)
+
+    @property
+    def weight_rounding(self) -> WeightRounding:
+        """How the weight is rounded."""
+        assert isinstance(self.quantizer, WeightQuantizer)
+        return WeightRounding(self.fmt, self.bits, self.of, self.quantizer.dim, self.levels)
 
     @torch.no_grad()
     def rounded_weight(self) -> Tensor:
         """The values of the weight after rounding."""
-        assert self.value is not None and isinstance(self.quantizer, WeightQuantizer)
+        assert self.value is not None
         w = self.value.detach()
-        if not self.is_rounded:
-            return w.clone()
-        bits = torch.tensor(self.bits, dtype=torch.int32, device=w.device)
-        if self.of is not None:
-            return self.fmt.operand(w, bits, self.of).clone()
-        return self.fmt.weight(w, bits, dim=self.quantizer.dim, within=self.within).clone()
+        return (self.weight_rounding.rounded(w) if self.is_rounded else w).clone()
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ def _factor(
             raise ExportError(
                 f"{parameter} is kept as codes (pack_frozen): call model.restore() first, which puts float values back"
             )
-        within = None if of is not None or value is None else quantizer.fmt.weight_range(value, dim=quantizer.dim)
+        within = None
     else:
         measured = of is not None or quantizer.fmt.by_sample
         within = None if measured else ValueRange(quantizer.range.lo, quantizer.range.span)
@@ -220,6 +223,12 @@ def _bits(graph_module: GraphModule, quantizer: nn.Module, control: Node, choice
 
 
 def _settled(factor: FrozenFactor, levels: LevelsName) -> FrozenFactor:
-    if levels == "exact" or factor.within is None or not factor.is_rounded or not factor.fmt.has_codes:
-        return factor
-    return replace(factor, within=integer_range(factor.within, factor.bits, weight=factor.weight))
+    """The factor with its levels, and with the range that they lie in if it is fixed."""
+    within = factor.within
+    if factor.fmt.name == "affine" and factor.is_rounded:
+        factor = replace(factor, levels=levels)
+    if factor.weight:
+        within = None if factor.value is None else factor.weight_rounding.range_of(factor.value)
+    elif within is not None and factor.levels == "integer":
+        within = integer_range(within, factor.bits, weight=False)
+    return replace(factor, within=within)

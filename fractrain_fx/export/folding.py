@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from fractrain_fx.execution.arithmetic import Convolution
+from fractrain_fx.export.graph import RoundedProduct
 from fractrain_fx.passes.graph.contractions import contraction, operand
 
 __all__ = ["fold_batch_norms"]
@@ -68,11 +70,19 @@ def _weight_of(graph_module: GraphModule, node: Any) -> Any:
     """The coded weight of a convolution that only a batch norm reads."""
     if not isinstance(node, Node) or len(node.users) != 1:
         return None
-    family = contraction(node)
-    if family is None or family.kind != "conv":
-        return None
-    weight: Any = operand(node, family.operands[1])
-    if weight.op != "call_module" or len(weight.users) != 1:
+    weight = _convolved(graph_module, node)
+    if weight is None or weight.op != "call_module" or len(weight.users) != 1:
         return None
     module = graph_module.get_submodule(str(weight.target))
     return module if hasattr(module, "coded") else None
+
+
+def _convolved(graph_module: GraphModule, node: Node) -> Node | None:
+    """The weight of a convolution that is not transposed."""
+    family = contraction(node)
+    if family is not None:
+        return operand(node, family.operands[1]) if family.kind == "conv" else None
+    module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    arithmetic = module.arithmetic if isinstance(module, RoundedProduct) else None
+    convolves = isinstance(arithmetic, Convolution) and not arithmetic.transposed
+    return node.args[1] if convolves else None  # type: ignore[return-value]

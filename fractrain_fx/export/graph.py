@@ -24,7 +24,7 @@ from fractrain_fx.passes.graph.branches import is_sum
 from fractrain_fx.passes.graph.contractions import contraction, set_operand
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["DeployedGraph", "ModuleOf", "deploy", "frozen_graph", "plain_module"]
+__all__ = ["DeployedGraph", "ModuleOf", "RoundedProduct", "deploy", "frozen_graph", "plain_module"]
 
 ModuleOf = Callable[[FrozenFactor], nn.Module]
 """Makes the module that stands for a factor: from its values to the rounded ones, or for a weight from nothing."""
@@ -50,17 +50,14 @@ class _ComputedWeight(nn.Module):
 
     def __init__(self, factor: FrozenFactor) -> None:
         super().__init__()
-        self.fmt, self.of = factor.fmt, factor.of
-        self.dim = factor.quantizer.dim
-        self.register_buffer("bits", torch.tensor(factor.bits, dtype=torch.int32))
+        self.rounding = factor.weight_rounding
 
     def forward(self, w: Tensor) -> Tensor:
         """The rounded values."""
-        bits: Any = self.bits
-        return self.fmt.operand(w, bits, self.of) if self.of else self.fmt.weight(w, bits, dim=self.dim)  # type: ignore[arg-type]
+        return self.rounding.rounded(w)
 
 
-class _Product(nn.Module):
+class RoundedProduct(nn.Module):
     """A product of two rounded factors."""
 
     def __init__(self, arithmetic: Arithmetic, static: tuple[Any, ...]) -> None:
@@ -142,7 +139,7 @@ class _Writer:
             return
         fused = self._root.get_submodule(str(node.target))
         assert isinstance(fused, FusedOp)
-        name = self._add(_Product(fused.plan.arithmetic, fused.plan.static))
+        name = self._add(RoundedProduct(fused.plan.arithmetic, fused.plan.static))
         with self._graph.inserting_before(node):
             product = self._graph.call_module(name, (*factors, node.kwargs["added"]))
         product.meta = dict(node.meta)

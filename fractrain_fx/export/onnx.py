@@ -18,8 +18,9 @@ from fractrain_fx.export.factors import FrozenFactor
 from fractrain_fx.export.folding import fold_batch_norms
 from fractrain_fx.export.graph import frozen_graph
 from fractrain_fx.export.onnx_weights import BITS, adapt_weights
-from fractrain_fx.export.rounding import CodedWeight, Levels
+from fractrain_fx.export.rounding import CodedWeight, FrozenRounding, Levels
 from fractrain_fx.export.write import Request
+from fractrain_fx.formats.affine.scale import levels_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -38,7 +39,7 @@ def check(request: Request) -> None:
         ExportError: it has not.
     """
     for op, factor in request.factors:
-        if not factor.fmt.has_codes:
+        if factor.fmt.name != "affine":
             raise ExportError(
                 f"{op.name} is rounded in format {factor.fmt.name!r}, which finds a scale for each block or tensor at "
                 "each call, and QuantizeLinear has fixed scales: export a Hugging Face model with "
@@ -141,6 +142,19 @@ class _QuantizedActivation(nn.Module):
         return x if offset is None else x + offset
 
 
+class _MeasuredActivation(nn.Module):
+    """Levels in ranges that are measured at each call, for torch's exporter; QuantizeLinear has fixed ranges only."""
+
+    def __init__(self, rounding: FrozenRounding) -> None:
+        super().__init__()
+        self.rounding = rounding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rounded values."""
+        levels = levels_of(self.rounding.range_of(x), self.rounding.width)
+        return levels.values(levels.nearest(x))
+
+
 class CodedLayerWeight(nn.Module):
     """DequantizeLinear of a weight's codes, for torch's exporter.
 
@@ -180,7 +194,7 @@ class CodedLayerWeight(nn.Module):
 
 def _module_of(factor: FrozenFactor) -> nn.Module:
     if not factor.weight:
-        return _QuantizedActivation(factor)
+        return _MeasuredActivation(factor.rounding()) if factor.within is None else _QuantizedActivation(factor)
     assert factor.within is not None
     dim: Any = factor.quantizer.dim
     return CodedLayerWeight(CodedWeight.of(factor.rounded_weight(), factor.within, factor.bits), dim)

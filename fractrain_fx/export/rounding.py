@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -11,11 +11,20 @@ from torch import Tensor
 
 from fractrain_fx.errors import ExportError
 from fractrain_fx.formats import Format, Operand, ValueRange
+from fractrain_fx.formats.affine.rounding import round_affine
 from fractrain_fx.formats.affine.scale import levels_of
 from fractrain_fx.formats.batch_axis import BatchAxis
 from fractrain_fx.nn.full_precision import FullPrecision
 
-__all__ = ["CodedWeight", "FrozenRounding", "Levels", "LevelsName", "integer_range", "require_levels"]
+__all__ = [
+    "CodedWeight",
+    "FrozenRounding",
+    "Levels",
+    "LevelsName",
+    "WeightRounding",
+    "integer_range",
+    "require_levels",
+]
 
 LevelsName = Literal["exact", "integer"]
 """``exact``: the levels of evaluation, of which none need be 0. ``integer``: those that integer kernels multiply."""
@@ -43,18 +52,27 @@ class FrozenRounding(FullPrecision):
     Args:
         fmt: the number format.
         bits: of the values.
-        within: the range; ``None`` for a format that measures blocks as it rounds, or the samples of each call.
-        of: the operand of the forward product that this is, for a format with blocks.
+        within: the range; ``None`` for a format that measures ranges or blocks of each call.
+        of: the operand of the forward product that this is, for a format that rounds anew for each product.
         axis: where the samples lie.
+        levels: those of format ``affine``, in measured ranges; a fixed range has them already.
     """
 
     lo: Tensor
     span: Tensor
     bits: Tensor
 
-    def __init__(self, fmt: Format, bits: int, within: ValueRange | None, of: Operand | None, axis: BatchAxis) -> None:
+    def __init__(
+        self,
+        fmt: Format,
+        bits: int,
+        within: ValueRange | None,
+        of: Operand | None,
+        axis: BatchAxis,
+        levels: LevelsName = "exact",
+    ) -> None:
         super().__init__()
-        self.fmt, self.width, self.of, self.axis = fmt, bits, of, axis
+        self.fmt, self.width, self.of, self.axis, self.levels = fmt, bits, of, axis, levels
         self.register_buffer("bits", torch.tensor(bits, dtype=torch.int32))
         if within is not None:
             self.register_buffer("lo", within.lo.detach().clone())
@@ -63,13 +81,59 @@ class FrozenRounding(FullPrecision):
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """The rounded values."""
-        if self.of is not None:
+        if self.of is not None and self.levels == "exact":
             return self.fmt.operand(x, self.bits, self.of)
-        within = ValueRange(self.lo, self.span) if self.has_range else self.fmt.sample_ranges(x, self.axis)
-        return self.fmt.activation(x, self.bits, within)
+        if not x.numel():
+            return x
+        within = self.range_of(x)
+        return self.fmt.activation(x, self.bits, within) if self.of is None else round_affine(x, self.bits, within)
+
+    def range_of(self, x: Float[Tensor, "*dims"]) -> ValueRange:
+        """The range, or the ranges of the values, which broadcast against them."""
+        if self.has_range:
+            return ValueRange(self.lo, self.span)
+        within = self.fmt.sample_ranges(x, self.axis) if self.of is None else self.fmt.range_of(x, self.of)
+        assert within is not None  # only formats with ranges are asked
+        return within if self.levels == "exact" else integer_range(within, self.width, weight=False)
 
     def extra_repr(self) -> str:
         return f"{self.fmt.name}, {self.width} bits"
+
+
+class WeightRounding(NamedTuple):
+    """How a weight is rounded as evaluation does.
+
+    Attributes:
+        fmt: the number format.
+        bits: of the values.
+        of: the operand of the forward product that it is, for a format that rounds anew for each product.
+        dim: the dimension of the output channels.
+        levels: those of format ``affine``.
+    """
+
+    fmt: Format
+    bits: int
+    of: Operand | None
+    dim: int | None
+    levels: LevelsName = "exact"
+
+    def range_of(self, w: Float[Tensor, "*dims"]) -> ValueRange | None:
+        """The range of each output channel, for a format with ranges."""
+        within = self.fmt.weight_range(w, dim=self.dim) if self.of is None else self.fmt.range_of(w, self.of)
+        if within is None or self.levels == "exact":
+            return within
+        return integer_range(within, self.bits, weight=True)
+
+    def rounded(self, w: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """The values after rounding."""
+        bits = torch.tensor(self.bits, dtype=torch.int32, device=w.device)
+        if self.of is not None and self.levels == "exact":
+            return self.fmt.operand(w, bits, self.of)
+        within = self.range_of(w)
+        if self.of is None:
+            return self.fmt.weight(w, bits, dim=self.dim, within=within)
+        assert within is not None  # only format affine has other levels
+        return round_affine(w, bits, within)
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,6 @@ def check(format: str, request: Request) -> None:
                 "come from a function of the whole tensor. deployed() runs it here; to export, train with 'affine', "
                 "'mx', 'nvfp4' or 'fp8'"
             )
-        if factor.fmt.name == "affine" and (factor.fmt.by_sample or (factor.within is None and factor.of is not None)):
-            raise ExportError(
-                f"{op.name} has ranges for parts of a tensor (affine.ranges), which are measured at each call: "
-                "deployed() runs it here; to export, train with affine.ranges='tensor'"
-            )
     _writer(format).check(request)
 
 

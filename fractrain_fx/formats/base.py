@@ -146,6 +146,10 @@ class Format(Protocol):
         """
         return first, second
 
+    def range_of(self, x: Values, of: Operand) -> ValueRange | None:
+        """The ranges that :meth:`operand` measures, which broadcast against ``x``; ``None`` for other formats."""
+        return None
+
     def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
         """How far the levels of a rounded operand reach; ``within`` is the range that it is rounded in, if it has one.
 

@@ -87,7 +87,8 @@ def once(x: Tensor) -> Tensor:
     torch's compiler takes arithmetic on single numbers for free and repeats it in the loop, but on a CPU the few
     numbers of a rounding then take longer than its values. It does not fuse through an ``as_strided`` view.
     """
-    return x.as_strided(x.shape, x.stride()) if torch.compiler.is_compiling() and x.is_cpu else x
+    compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return x.as_strided(x.shape, x.stride()) if compiled and x.is_cpu else x
 
 
 def only_unrounded(bits: Int[Tensor, "*bits"]) -> bool:

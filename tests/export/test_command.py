@@ -59,7 +59,7 @@ def test_a_run_is_exported_and_training_ends_by_naming_the_command(
         (llama, {"format": "fp8"}, "fractrain export run --to compressed-tensors"),
         (Convolutions, {"format": "mx"}, "no exported file"),
         (vit, {"format": "wageubn"}, "no exported file"),
-        (vit, {"affine": AffineConfig(ranges="sample")}, "no exported file"),
+        (vit, {"affine": AffineConfig(ranges="sample")}, "fractrain export run --to onnx"),
         (vit, {"precision": "10/12"}, "computes it here: blocks.0.attn.qkv has 10 bits"),
         (vit, {"method": "dfq", "options": ["3/6", "10/12"]}, "computes it here: blocks.0.attn.qkv has 10 bits"),
     ],

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx import FracModel, Pin, Precision
+from fractrain_fx.config import AffineConfig
 from fractrain_fx.errors import ExportError
 from tests.deployable import Convolutions, bert, difference, gpt2, llama, rewritten, vit
 
@@ -62,6 +63,36 @@ def test_integer_levels_pack_few_bits_and_give_what_deployed_gives(tmp_path: Pat
         assert difference(model.deployed(levels="integer")(**call(model)), again(**call(model))) < 1e-5
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("bytes", "packed")]
     assert sizes[1] < sizes[0] and written.notes == ()
+
+
+@pytest.mark.parametrize(("ranges", "strategy"), [("row", "token"), ("head", "tensor")])
+def test_ranges_are_measured_at_each_call(tmp_path: Path, ranges: Any, strategy: str) -> None:
+    settings = {"affine": AffineConfig(ranges=ranges), "precision": Precision(6, 6), "attention": "float"}
+    model = rewritten(llama(), **settings)
+    model.export(tmp_path, format="compressed-tensors", levels="integer")
+    again: Any = type(model._state.original).from_pretrained(tmp_path)  # type: ignore[attr-defined]
+    inputs = call(model)
+    inputs["input_ids"] = inputs["input_ids"].flip(1)
+    with torch.no_grad():
+        assert difference(model.deployed(levels="integer")(**inputs), again(**inputs)) < 1e-5
+    group = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    assert group["input_activations"]["dynamic"] and group["input_activations"]["strategy"] == strategy
+
+
+@pytest.mark.parametrize(
+    ("build", "ranges", "levels", "words"),
+    [
+        (llama, "row", "exact", "levels='integer'"),
+        (llama, "sample", "integer", "does not"),
+        (bert, "row", "integer", "pooler"),  # its input has no tokens
+    ],
+)
+def test_ranges_that_compressed_tensors_would_measure_otherwise_are_refused(
+    tmp_path: Path, build: Any, ranges: Any, levels: Any, words: str
+) -> None:
+    model = rewritten(build(), affine=AffineConfig(ranges=ranges), attention="float")
+    with pytest.raises(ExportError, match=words):
+        model.export(tmp_path / "out", format="compressed-tensors", levels=levels)
 
 
 @pytest.mark.parametrize(("format", "bits", "words"), [("mx", 8, "1.75"), ("mx", 4, "1.75"), ("nvfp4", 4, "fixed")])

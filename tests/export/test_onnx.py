@@ -163,6 +163,22 @@ def test_layers_of_4_and_8_bits_stand_behind_a_clamp(tmp_path: Path) -> None:
     assert {onnx.TensorProto.INT4, onnx.TensorProto.INT8} <= kinds(tmp_path)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("levels", ["exact", "integer"])
+@pytest.mark.parametrize("ranges", thinned(["sample", "row", "head"], 1))
+def test_ranges_are_measured_at_each_call(tmp_path: Path, ranges: Any, levels: Any) -> None:
+    model = rewritten(
+        Convolutions(), torch.randn(IMAGES), affine=AffineConfig(ranges=ranges), precision=Precision(6, 6)
+    )
+    written = model.export(tmp_path, levels=levels, fold_batch_norm=True, fold_weights=levels == "integer")
+    x = torch.randn(5, *IMAGES[1:]) * torch.tensor([0.1, 1, 10, 100, 1000]).view(5, 1, 1, 1)
+    plain, found = model.deployed(levels=levels)(x), run(tmp_path, x)[0]
+    assert max(difference([one], [other]) for one, other in zip(plain, found, strict=True)) < ONE_STEP
+    assert (difference(model(x), plain) < 1e-5) == (levels == "exact") and written.notes == ()
+    assert onnx.TensorProto.INT8 in kinds(tmp_path)
+    assert "BatchNormalization" not in {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+
+
 @pytest.mark.long
 @torch.no_grad()
 def test_a_language_model_takes_other_batches_and_lengths(tmp_path: Path) -> None:
@@ -193,7 +209,6 @@ def test_the_sizes_of_the_examples_can_be_kept(images: FracModel, tmp_path: Path
         ({"format": "mx"}, "fixed scales"),
         ({"format": "dorefa"}, "dorefa"),
         ({"format": "wageubn"}, "wageubn"),
-        ({"affine": AffineConfig(ranges="row")}, "ranges='tensor'"),
         ({"precision": Precision(12, 12)}, "12 bits"),
     ],
 )

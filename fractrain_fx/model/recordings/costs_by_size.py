@@ -21,6 +21,7 @@ from fractrain_fx.capture.state import preserved_random_state
 from fractrain_fx.capture.trees import map_tensors
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ModelError
+from fractrain_fx.execution.arithmetic import Bound
 from fractrain_fx.nn.cost import CostMeter
 from fractrain_fx.passes import MeterCost, facts, ops_of
 from fractrain_fx.passes.analyse.macs import macs_of
@@ -168,14 +169,23 @@ class _Counter(NodeByNode):
         source = n.args[0] if n.args else None
         if record.role in QUANTIZERS and isinstance(source, Node):
             value = self.env[source]
-        elif record.op is not None and record.op.kind == "grouped_mm" and callable(n.target):
-            arguments = map_tensors(self.fetch_args_kwargs_from_env(n), _half)
-            value = n.target(*arguments[0], **arguments[1]).to(record.dtype)
+        elif record.op is not None and (record.op.kind == "grouped_mm" or record.role == "fused"):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            if record.op.kind == "grouped_mm":
+                args, kwargs = map_tensors((args, kwargs), _half)
+            value = self._product(n, args, kwargs).to(record.dtype)
         else:
             value = super().run_node(n)
         if record.shape is not None:
             record.shape = tuple(value.shape)
         return value
+
+    def _product(self, n: Node, args: Any, kwargs: Any) -> Tensor:
+        """The product of a node, whose factors are not rounded."""
+        if callable(n.target):
+            return n.target(*args, **kwargs)  # type: ignore[no-any-return]
+        plan = self.fetch_attr(str(n.target)).plan
+        return plan.arithmetic.forward(Bound(kwargs["a"], kwargs["b"], kwargs["added"], plan.static))  # type: ignore[no-any-return]
 
 
 def _half(x: Tensor) -> Tensor:

@@ -18,7 +18,14 @@ from fractrain_fx.passes.analyse.op_names import name_ops
 from fractrain_fx.passes.analyse.products import product_of
 from fractrain_fx.passes.analyse.trained import bits_of
 from fractrain_fx.passes.graph.aliases import shares_memory, written
-from fractrain_fx.passes.graph.contractions import Contraction, contraction, operand, uncounted_kind, unsplit
+from fractrain_fx.passes.graph.contractions import (
+    Contraction,
+    contraction,
+    factors_of,
+    operand,
+    uncounted_kind,
+    unsplit,
+)
 from fractrain_fx.passes.graph.edit import module_path, owner_module, varying
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 from fractrain_fx.passes.graph.formulas import recurrent_macs
@@ -91,6 +98,7 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node]) -> Op | None:
         module=module_path(node),
         macs=macs,
         product=product_of(node, family, macs, shared=second not in moving),
+        formula=family.macs,
         depthwise=family.kind == "conv" and b.shape[1] == 1 and b.shape[0] >= a.shape[1] > 1,
         input_gradient=a.requires_grad,
         weight_gradient=b.requires_grad,
@@ -102,10 +110,11 @@ def macs_of(graph_module: GraphModule, node: Node) -> int | None:
 
     ``None`` if no formula counts it.
     """
-    samples, family, owner = facts(node).samples or 1, contraction(node), owner_module(graph_module, node)
-    if family is not None and facts(node).shape is not None and not _layout(node):
-        a, b = (facts(operand(node, place)).shape for place in family.operands)
-        return None if a is None or b is None else family.macs(a, b, facts(node).shape or ()) // samples
+    samples, factors, owner = facts(node).samples or 1, factors_of(node), owner_module(graph_module, node)
+    if factors is not None and facts(node).shape is not None and not _layout(node):
+        (a, b), family, op = (facts(factor).shape for factor in factors), contraction(node), facts(node).op
+        formula = family.macs if family else op.formula if op else None
+        return None if a is None or b is None or formula is None else formula(a, b, facts(node).shape or ()) // samples
     if owner is None:
         counted = unsplit(node)
         return None if counted is None else counted[1] // samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -155,6 +155,7 @@ class Op:
         kind: ``conv``, ``linear``, ``matmul``, ...; ``opaque`` for a module kept as one node.
         module: path of the module whose forward issued it.
         macs: forward multiply-accumulates for one sample; ``None`` where no formula is known.
+        formula: gives those of all samples from the shapes of both factors and of the output, if it has two factors.
         depthwise: whether it is a convolution of one channel a group.
         skip_path: whether it lies on the projection of its block's skip path. It then always runs: for samples that
             choose FW-0/BW-0 it takes the cheapest option that computes.
@@ -173,6 +174,7 @@ class Op:
     input_gradient: bool = True
     weight_gradient: bool = True
     product: Product | None = None
+    formula: Callable[..., int] | None = None
     block: str | None = None
     precision: Decision = field(default_factory=lambda: Decision("float", "not yet decided"))
 

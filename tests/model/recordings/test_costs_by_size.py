@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fractrain_fx import Engine, FracModel
-from fractrain_fx.config import Method
+from fractrain_fx import Engine, FracConfig, FracModel
+from fractrain_fx.config import AffineConfig, Method
 from fractrain_fx.nn.cost import CostMeter
 from fractrain_fx.zoo.models.transformer import TransformerLM
 from tests import build
@@ -131,6 +131,28 @@ def test_each_call_costs_what_a_model_recorded_at_its_sizes_does(net: nn.Module,
             each(x)
         assert float(model.cost.macs) == float(other.cost.macs)
         model.train()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"format": "mx"},
+        {"format": "nvfp4", "precision": "4/4"},
+        {"format": "fp8"},
+        {"affine": AffineConfig(ranges="row")},
+    ],
+    ids=["mx", "nvfp4", "fp8", "rows"],
+)
+@pytest.mark.parametrize(
+    ("net", "batch"),
+    [(Images(), images), (Places(), tokens), (Recurrent(), tokens)],
+    ids=["images", "places", "experts"],
+)
+def test_formats_that_round_for_each_product_are_counted_too(net: nn.Module, batch: Any, settings: Any) -> None:
+    config = FracConfig(**{"method": "static", "precision": "8/8"} | settings)
+    model, other = (build.rewritten(copy.deepcopy(net), batch(2, size), config=config) for size in (8, 16))
+    model(batch(3, 16))
+    assert same_costs(model, other) and float(model.cost.macs) > float(model.training_macs)
 
 
 def test_the_ledger_sums_what_each_batch_costs() -> None:
