@@ -24,7 +24,6 @@ from fractrain_fx.export.factors import frozen_ops
 from fractrain_fx.export.graph import frozen_graph
 from fractrain_fx.export.onnx import _module_of
 from fractrain_fx.export.rounding import FrozenRounding
-from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.affine.scale import levels_of
 
 if TYPE_CHECKING:
@@ -67,19 +66,19 @@ class _Compared(nn.Module):
     def __init__(self, rounding: FrozenRounding, theirs: Tensor) -> None:
         super().__init__()
         self.rounding, self.theirs = rounding, theirs
-        self.step = levels_of(ValueRange(rounding.lo, rounding.span), rounding.width).scale
         self.steps = torch.zeros(())
         self.from_middle = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         """The levels of evaluation at the codes of the other library, whose own levels differ in the last bits."""
         own: Tensor = self.rounding(x)
-        self.steps = ((self.theirs - own) / self.step).round()
+        levels = levels_of(self.rounding.range_of(x), self.rounding.width)
+        self.steps = ((self.theirs - own) / levels.scale).round()
         ties = self.steps != 0
         if ties.any():
-            level = (x[ties] - self.rounding.lo) / self.step
+            level = levels.places(x)[ties]
             self.from_middle = float((level - level.floor() - 0.5).abs().max())
-        return own + self.steps * self.step
+        return own + self.steps * levels.scale
 
 
 @torch.no_grad()
@@ -169,15 +168,16 @@ class _Moved(nn.Module):
     def __init__(self, rounding: FrozenRounding, seed: int) -> None:
         super().__init__()
         self.rounding, self.seed = rounding, seed
-        self.step = levels_of(ValueRange(rounding.lo, rounding.span), rounding.width).scale
 
     def forward(self, x: Tensor) -> Tensor:
         """The rounded values, of which one is the next level."""
         own: Tensor = self.rounding(x).clone()
         place = int(torch.randint(own.numel(), (), generator=torch.Generator().manual_seed(self.seed)))
-        top = self.rounding.lo + self.rounding.span
+        levels = levels_of(self.rounding.range_of(x), self.rounding.width)
+        step = levels.scale.expand_as(own).flatten()[place]
+        top = (levels.lo + levels.within.span).expand_as(own).flatten()[place]
         flat = own.view(-1)
-        flat[place] += self.step if flat[place] + self.step / 2 < top else -self.step
+        flat[place] += step if flat[place] + step / 2 < top else -step
         return own
 
 

@@ -78,6 +78,7 @@ def write(folder: Path, request: Request) -> Sequence[str]:
         ExportError: torch's exporter cannot write an operation of the model.
     """
     import onnx
+    import onnx_ir as ir
 
     graph = frozen_graph(request.original, request.recording.eval, request.ops, _module_of, request.skipped)
     if request.options.get("fold_batch_norm", False):
@@ -103,6 +104,8 @@ def write(folder: Path, request: Request) -> Sequence[str]:
         ) from error
     _name_sizes(program.model)
     adapt_weights(program.model, at_load=request.options.get("fold_weights", False))
+    for node in ir.traversal.RecursiveGraphIterator(program.model.graph):
+        node.metadata_props.clear()  # the exporter's notes are most of a small file
     target = folder / MODEL
     program.save(str(target), external_data=False)
     onnx.checker.check_model(str(target), full_check=True)

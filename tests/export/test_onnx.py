@@ -58,6 +58,7 @@ def test_it_computes_what_evaluation_does_at_any_batch(images: FracModel, tmp_pa
     assert [each.name for each in graph.input] == ["x"] and [each.name for each in graph.output] == ["output"]
     assert [sizes(each) for each in (*graph.input, *graph.output)] == [["batch", *IMAGES[1:]], ["batch", 4]]
     assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in graph.node}
+    assert not any(node.metadata_props for node in graph.node)  # most of a small file
 
 
 @torch.no_grad()
