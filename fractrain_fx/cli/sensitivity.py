@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fractrain_fx.config import PrecisionStages
+from fractrain_fx.config import FracConfig, PrecisionStages
 from fractrain_fx.durable import require_file
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.numerics.allocation import Allocation, StagedAllocation, allocate
@@ -19,6 +20,7 @@ from fractrain_fx.training.data.loader import Share, by_name, make_loader
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.run import settings_in, trained_model
+from fractrain_fx.training.settings import RunSettings, flat_name
 
 __all__ = ["measure_run", "show_sensitivity"]
 
@@ -28,6 +30,10 @@ _WITH_BUDGET = {
     "write": ("chooses layers", "FW-10/BW-10"),
     "stages": ("is for the widths", "FW-4/BW-6"),
 }
+
+
+# Settings that a run at the chosen widths does not take over.
+_OF_ONE_RUN = {"recipe", "epochs", "iterations", "epoch_steps", "subset", "test_subset", "gate_lr", "gate_lr_factor"}
 
 
 def show_sensitivity(arguments: dict[str, Any]) -> None:
@@ -60,10 +66,11 @@ def show_sensitivity(arguments: dict[str, Any]) -> None:
     if budget is not None:
         chosen = _allocated(sensitivities, budget, arguments["stages"])
         console.print(chosen)
+        run = _trained_as(source) if source.is_dir() else {}
         if source.is_dir():
-            chosen.to_yaml(source / ALLOCATION)
+            chosen.to_yaml(source / ALLOCATION, run)
         if arguments["allocation"] is not None:
-            chosen.to_yaml(arguments["allocation"])
+            chosen.to_yaml(arguments["allocation"], run)
         if arguments["write"] is not None:
             trainer, path = arguments["write"]
             layers = layer_precisions(sensitivities, _budget(budget), trainer)
@@ -86,6 +93,14 @@ def measure_run(folder: Path, batches: int) -> Sensitivities:
     loader = make_loader(built.data, Share(loop.batch_size, loop.seed, device))
     held = by_name(loader.train(0, batches), built.input_name)
     return sensitivity(model.to(device), held, criterion=Objective.of(built.data).criterion, limit=batches)
+
+
+def _trained_as(folder: Path) -> dict[str, Any]:
+    """What a run trains on what, and how, apart from its length and method, where that is not the default."""
+    usual = RunSettings().to_dict()
+    others = _OF_ONE_RUN | {flat_name(FracConfig, field.name) for field in fields(FracConfig)}
+    values = settings_in(folder).to_dict().items()
+    return {key: value for key, value in values if key not in others and value != usual[key]}
 
 
 def _device(name: str) -> torch.device:

@@ -26,7 +26,10 @@ def test_a_run_is_measured_and_its_widths_are_allocated(
     printed = capsys.readouterr().out
     found = Sensitivities.from_json("net.json")
     assert "expected change of the loss" in printed and found.batches == 4
-    assert len(found.measured) == len(RunSettings.from_yaml(Path("net.yaml")).frac.pins) == 20
+    chosen = RunSettings.from_yaml(Path("net.yaml"))
+    assert len(found.measured) == len(chosen.frac.pins) == 20
+    assert (chosen.model, chosen.image_size, chosen.train.batch_size) == ("zoo:resnet20", 8, 16)
+    assert (chosen.subset, chosen.train.epochs) == (None, RunSettings().train.epochs)
     assert Path("run/sensitivity.json").read_text() == Path("net.json").read_text()
     assert Path("run/allocation.yaml").read_text() == Path("net.yaml").read_text()
     staged = ["--budget", "FW-8/BW-8", "--stages", "3", "--allocation", "staged.yaml"]

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -45,9 +46,16 @@ class _Trainable(Printed, ABC):
         """The configuration that trains at these widths; ``config.replace(...)`` sets the rest."""
         return FracConfig.from_dict(self.settings)
 
-    def to_yaml(self, path: str | Path) -> None:
-        """Write settings for ``fractrain train --config``, of which ``recipe`` would name a run to start from."""
-        write_yaml(path, {"format_recipe" if key == "recipe" else key: value for key, value in self.settings.items()})
+    def to_yaml(self, path: str | Path, run: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Write settings for ``fractrain train --config``.
+
+        Args:
+            path: of the file.
+            run: settings beside those of the method, such as ``model`` and ``data``.
+        """
+        # Among the settings of a run `recipe` names one of the paper's.
+        own = {"format_recipe" if key == "recipe" else key: value for key, value in self.settings.items()}
+        write_yaml(path, {**run, **own})
 
 
 @dataclass(frozen=True)
