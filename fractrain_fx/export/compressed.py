@@ -129,7 +129,8 @@ def _require_range(op: FrozenOp, factor: FrozenFactor) -> None:
     if factor.levels == "exact":
         raise ExportError(
             f"{op.name} has ranges that are measured at each call, for which compressed-tensors has levels of which "
-            "one is 0: export with levels='integer' (measure its accuracy with deployed(levels='integer'))"
+            "one is 0: export with levels='integer' (fractrain export --levels integer), and measure its accuracy with "
+            "deployed(levels='integer')"
         )
 
 
