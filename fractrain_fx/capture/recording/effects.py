@@ -191,7 +191,7 @@ class Written:
         if path is None or value is self._present.get((path, name)):
             return
         self._present[path, name] = value
-        if before is None or (before.shape, before.dtype) != (value.shape, value.dtype):
+        if before is None or _form(before) != _form(value):
             change = "makes" if before is None else "changes the shape or the type of"
             self._writer.block(f"it {change} buffer {name!r} {_ONCE}")
         else:

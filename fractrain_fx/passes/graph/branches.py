@@ -209,7 +209,7 @@ class _Finder:
                 continue
             if not all(node in region or node.op == "get_attr" or node.target in REGION_EDGES for node in between):
                 raise _TogetherError(
-                    f"it shares a setting of autocast or gradients ({start.name}) with other parts of the model"
+                    f"it shares a setting of torch ({start.name}) with other parts of the model"
                 )
             settings |= {start, stop}
         return settings
