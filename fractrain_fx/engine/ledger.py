@@ -66,6 +66,7 @@ class Ledger:
             options=sums.options,
             uncounted=self.uncounted,
             relative_macs=round(sums.macs / max(self._training_macs, 1), 6),  # counted in single precision
+            steered=sums.steered,
             step=clock.steps,
             tokens=clock.tokens,
             **sums.shares,  # type: ignore[arg-type]

@@ -22,13 +22,16 @@ _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
 
 @dataclass(frozen=True)
 class EpochSums:
-    """Means over the samples of an epoch, over all processes; samples weigh in shares of cost by their MACs.
+    """Means over the samples of an epoch, over all processes.
+
+    In a share of cost samples weigh by the MACs that it is a share of.
 
     ``loss`` is the mean task loss, over labels where the loop counts them; NaN or infinite if that of a step was. It is
     the mean over ``weight`` samples or labels, and NaN if that is 0. ``shares`` has ``cp``, ``cp_total``, ``fw``,
     ``eb`` and ``gc``, each 0..1; it is empty if no step had a cost. ``macs`` are the full-precision MACs of training on
-    a sample; 0 then. ``options`` has, for each block, the share of samples that chose each option. ``bad_step`` is the
-    first step of this process, counted from 1, whose loss was not finite; 0 for none.
+    a sample, and ``steered`` is the share of them that the ops of ``cp`` take; 0 then. ``options`` has, for each block,
+    the share of samples that chose each option. ``bad_step`` is the first step of this process, counted from 1, whose
+    loss was not finite; 0 for none.
     """
 
     loss: float
@@ -36,6 +39,7 @@ class EpochSums:
     cost_term: float
     shares: dict[str, float]
     macs: float
+    steered: float
     options: dict[str, tuple[float, ...]]
     samples: int
     bad_step: int
@@ -69,15 +73,17 @@ class EpochMeter:
         loss = loss.detach()
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
         added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
-        costs = [] if cost is None else [cost.macs, *(getattr(cost, name).detach() for name in _SHARES)]
+        costs = []
+        if cost is not None:
+            full = {name: cost.macs if name == "cp_total" else cost.steered_macs for name in _SHARES}
+            spent = (getattr(cost, name).detach().to(dtype) * macs for name, macs in full.items())
+            costs = [cost.macs, cost.steered_macs, *spent]
         one = weight = torch.ones_like(loss)
         if labels is not None:
             weight = labels.reshape(()).to(loss.device, dtype) / max(samples, 1)
             loss = torch.where(weight > 0, weight * loss, 0)  # the mean loss of no labels is NaN
         values = [loss, added, one, weight, *costs]
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
-        if costs:
-            stacked[-len(_SHARES) :].mul_(stacked[-len(costs)])
         sums = samples * stacked if samples else torch.zeros_like(stacked)
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
         number = self._first + self.steps if samples else 0  # the mean loss of no samples is NaN
@@ -132,13 +138,15 @@ class EpochMeter:
             counts = sum_over_ranks(self._choices.clone()) / divisor
             split = counts.split(list(self._widths.values()))
             options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
-        macs = costs[0] if costs else 0.0
+        macs, steered, *spent = costs or (0.0, 0.0)
+        full = {name: macs if name == "cp_total" else steered for name in _SHARES}
         return EpochSums(
             loss=loss / weight if weight else math.nan,
             weight=weight,
             cost_term=cost_term / divisor,
-            shares={name: value / (macs or 1) for name, value in zip(_SHARES, costs[1:], strict=False)},
+            shares={name: value / (full[name] or 1) for name, value in zip(_SHARES, spent, strict=False)},
             macs=macs / divisor,
+            steered=steered / (macs or 1),
             options=options,
             samples=round(samples),
             bad_step=bad_step,

@@ -40,6 +40,7 @@ class EpochRow:
         uncounted: number of contractions that no formula counts. No share includes them.
         relative_macs: full-precision MACs of training on a sample, relative to those for the example's sizes with
             nothing frozen.
+        steered: the share of these that the ops of ``cp`` take.
         step: optimizer steps of the run until the epoch's end; 0 if the loop does not say when they end.
         tokens: tokens of the run until then, if stages are counted in tokens.
         parts: the parts of the epoch, a row for each stage, if the stage changed in it.
@@ -58,6 +59,7 @@ class EpochRow:
     options: dict[str, tuple[float, ...]]
     uncounted: int = 0
     relative_macs: float = 1.0
+    steered: float = 1.0
     step: int = 0
     tokens: int = 0
     parts: tuple[EpochRow, ...] = ()
@@ -137,9 +139,9 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def cost_share(rows: Sequence[EpochRow], name: str) -> float:
-    """``cp`` or another share (0..1) of cost, over the full-precision cost of all rows together."""
-    full = sum(row.full_samples for row in rows)
-    return float(sum(getattr(row, name) * row.full_samples for row in rows)) / (full or 1)
+    """``cp`` or another share (0..1) of cost, over the full-precision cost that it is a share of in all rows."""
+    full = [row.full_samples * (1 if name == "cp_total" else row.steered) for row in rows]
+    return float(sum(getattr(row, name) * macs for row, macs in zip(rows, full, strict=True))) / (sum(full) or 1)
 
 
 def joined_parts(parts: Sequence[EpochRow]) -> EpochRow:
@@ -161,6 +163,8 @@ def joined_parts(parts: Sequence[EpochRow]) -> EpochRow:
         gc=cost_share(parts, "gc"),
         samples=samples,
         relative_macs=mean(part.relative_macs for part in parts),
+        steered=sum(part.steered * part.full_samples for part in parts)
+        / (sum(part.full_samples for part in parts) or 1),
         options={block: tuple(map(mean, zip(*options, strict=True))) for block, options in shares.items()},
         parts=tuple(parts),
     )

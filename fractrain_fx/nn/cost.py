@@ -29,6 +29,7 @@ class Cost(NamedTuple):
             of its own cost at full precision, over the ops of ``cp``.
         choice: for each gated block, the one-hot choice of every sample.
         macs: full-precision MACs of training on a sample, over every counted contraction, at the sizes of this batch.
+        steered_macs: those of the ops of ``cp``.
     """
 
     cp: Float[Tensor, ""]
@@ -38,6 +39,7 @@ class Cost(NamedTuple):
     gc: Float[Tensor, ""]
     choice: dict[str, Float[Tensor, "batch options"]]
     macs: Float[Tensor, ""]
+    steered_macs: Float[Tensor, ""]
 
 
 class Forward(NamedTuple):
@@ -197,7 +199,8 @@ class CostMeter(FullPrecision):
             spent = spent + (self.counts * self._spent(bits, shares)).sum(dim=1)
         cp, everything = (spent.sum(dim=1) / self.over).unbind()
         fw, eb, gc = (spent[0] * self.inverse).unbind()
-        return Cost(cp, everything, fw, eb, gc, dict(zip(self.blocks, choices, strict=True)), self.over[1])
+        steered, every = self.over.unbind()
+        return Cost(cp, everything, fw, eb, gc, dict(zip(self.blocks, choices, strict=True)), every, steered)
 
     def _spent(self, bits: Sequence[Tensor], shares: Sequence[Tensor | None]) -> Float[Tensor, "rows 3"]:
         """MACs of FW, EB and GC of each row, times their shares as :meth:`Precision.shares` has them."""

@@ -76,4 +76,5 @@ class FakeModel(nn.Module):
             gc=cp.detach() / 2,
             choice=choice if gated else {},
             macs=torch.tensor(float(self.training_macs)),
+            steered_macs=torch.tensor(float(self.training_macs)),
         )

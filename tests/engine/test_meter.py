@@ -74,7 +74,9 @@ def half_choices() -> Cost:
     """The cost of a batch whose samples choose among three options, in a half type."""
     chosen = torch.repeat_interleave(torch.arange(3), torch.tensor(COUNTS))
     one = torch.ones(())
-    return Cost(one, one, one, one, one, {"block": torch.nn.functional.one_hot(chosen).bfloat16()}, macs=one)
+    return Cost(
+        one, one, one, one, one, {"block": torch.nn.functional.one_hot(chosen).bfloat16()}, macs=one, steered_macs=one
+    )
 
 
 def test_shares_of_options_are_whole_numbers_of_samples_in_half_types_too() -> None:

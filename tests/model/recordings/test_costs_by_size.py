@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fractrain_fx import Engine, FracConfig, FracModel
+from fractrain_fx import Engine, FracConfig, FracModel, Pin
 from fractrain_fx.config import AffineConfig, Method
 from fractrain_fx.nn.cost import CostMeter
 from fractrain_fx.zoo.models.transformer import TransformerLM
@@ -166,6 +166,40 @@ def test_the_ledger_sums_what_each_batch_costs() -> None:
     assert spent == pytest.approx(engine.ledger.total_macs, rel=1e-5)
     assert spent == pytest.approx(row.cp_total * row.relative_macs * model.training_macs * 10, rel=1e-5)
     assert row.relative_macs > 1 and engine.ledger.mean_cp_total == pytest.approx(row.cp_total)
+
+
+class Attention(nn.Module):
+    """Attention, whose share of the MACs grows with the length, before a float head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.words(x)
+        for layer in self.layers:
+            y = y + (layer(y) @ y.transpose(1, 2)) @ y
+        return self.head(y)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_cp_is_a_share_of_the_ops_that_it_is_over_at_every_size(epochs: int) -> None:
+    stages = "FW(3,8)/BW(6,8)"
+    pins = [Pin("matmul*", stages)] if epochs == 1 else []
+    config = FracConfig(method="pfq", stages=stages, schedule="manual", pins=pins)
+    model = build.rewritten(Attention(), tokens(2, 8), config=config)
+    engine, spent, full = Engine(model, epochs=2), 0.0, 0.0
+    for samples, size in ((64, 4), (2, 40)):
+        engine.loss(model(tokens(samples, size)).square().mean()).backward()
+        full += samples * float(model.cost.steered_macs)
+        spent += samples * float(model.cost.steered_macs * model.cost.cp)
+        if epochs == 2:
+            engine.end_epoch()
+    if epochs == 1:
+        engine.end_epoch()
+    assert engine.ledger.mean_cp == pytest.approx(spent / full, rel=1e-5)
+    assert float(model.cost.steered_macs) < float(model.cost.macs)
 
 
 def test_frozen_parts_have_no_gradients_to_count_at_any_size() -> None:
