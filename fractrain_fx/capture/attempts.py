@@ -17,6 +17,7 @@ from fractrain_fx.capture.checking.decided import test_decided_sizes
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.verify import Attempt, RecordedRun, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.circumstances.outside import Outside
+from fractrain_fx.capture.circumstances.python_state import set_across
 from fractrain_fx.capture.inputs.call import Arguments, Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.model_errors import model_errors
@@ -120,6 +121,8 @@ def _compared(
 def _attempt(snapshot: Snapshot, example: Example, one_nodes: OneNodes, tied: frozenset[str]) -> Attempt:
     model, additions = snapshot.model, Additions(snapshot.tensors)
     runs = {train: _run(snapshot, example, one_nodes, additions, train, tied) for train in (True, False)}
+    if obstacles := set_across(runs[True].python, runs[False].python):
+        raise OneNodeError(obstacles)
     graphs = runs[True].graph, runs[False].graph
     # Merge before removing dead nodes: an unused branch that draws random numbers would stay in training only.
     one = merge_modes(*graphs, additions)

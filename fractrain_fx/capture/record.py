@@ -14,7 +14,7 @@ from fractrain_fx.capture.attempts import record_until_equal
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.first_call import Errors, FloatGraph, first_difference
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.circumstances.outside import PythonState
+from fractrain_fx.capture.circumstances.python_state import PythonState
 from fractrain_fx.capture.inputs.call import Arguments, CallSpec, Example, describe_call
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph

@@ -18,6 +18,7 @@ from fractrain_fx.errors import FracTrainWarning
 __all__ = [
     "CAPTURE",
     "PACKAGE",
+    "around",
     "by_capture",
     "by_library",
     "call_place",
@@ -158,6 +159,12 @@ def is_within(path: str, others: Collection[str]) -> bool:
     """Whether the path of a module is one of the others, or below one."""
     parts = path.split(".")
     return any(".".join(parts[: i + 1]) in others for i in range(len(parts)))
+
+
+def around(paths: Iterable[str]) -> str:
+    """The innermost module around some modules, by path."""
+    names = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, names))
 
 
 def listed(words: Iterable[str], most: int = 3, mark: str = ", ") -> str:

@@ -12,6 +12,7 @@ from torch import nn
 
 from fractrain_fx.capture import RecordedModule, Recording, call_of
 from fractrain_fx.capture.circumstances.original import OriginalCheck
+from fractrain_fx.capture.circumstances.python_state import carried_between
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import Snapshot, in_mode
 from fractrain_fx.capture.trees import tensors_in
@@ -105,9 +106,10 @@ class ModelState:
     def _watch(self, recording: Recording) -> None:
         """Watch what a further recording depends on, and tell what it leaves out."""
         self.as_recorded.watch(recording.python.read)
-        for note in dict.fromkeys(note for note in recording.python.notes if note not in self._noted):
-            warn(f"{type(self.original).__name__}: {note}")
-        self._noted.update(recording.python.notes)
+        for note in (*recording.python.notes, *carried_between(each.recording.python for each in self.variants)):
+            if note not in self._noted:
+                warn(f"{type(self.original).__name__}: {note}")
+            self._noted.add(note)
 
     @property
     def graphs(self) -> list[RecordedModule]:

@@ -7,7 +7,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.fx import Graph, Node
 from fractrain_fx.capture.asked import ReadCircumstance
 from fractrain_fx.capture.checking.check import Batching, Mismatch, Trial, find_mismatch, repeated
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.circumstances.outside import PythonState
+from fractrain_fx.capture.circumstances.python_state import PythonState
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.model_errors import ignored_model_errors
@@ -27,7 +26,7 @@ from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.regions import NodeByNode
 from fractrain_fx.capture.recording.writer import Obstacle, Return
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
-from fractrain_fx.capture.source import forward_code, is_within, listed
+from fractrain_fx.capture.source import around, forward_code, is_within, listed
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 
@@ -97,9 +96,8 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
     if words:
         parts = listed(map(repr, calls))
         cause = f"in a second call {words}: it resets what its parts {parts}, one call each, keep from the first"
-        owners = [[] if call.startswith("frac.") else call.split(".")[:-1] for call in calls]
-        around = takewhile(lambda names: len(set(names)) == 1, zip(*owners, strict=False))
-        raise OneNodeError([Obstacle(".".join(names[0] for names in around), cause)])
+        owners = ["" if call.startswith("frac.") else call.rpartition(".")[0] for call in calls]
+        raise OneNodeError([Obstacle(around(owners), cause)])
 
 
 def tie_batch(model: nn.Module, attempt: Attempt, example: Example, axis: int) -> None:

@@ -46,7 +46,7 @@ class Access:
     If ``carried``, the run read it before setting it, so that its value from before the run matters. ``readers`` and
     ``writers`` are paths of the modules in whose forward it was read or set. A ``shared`` one belongs to a file, a
     class or a function, and so to every copy of the model. ``by_value``: code read a tensor as a number, so that its
-    values matter and not only which tensor it is.
+    values matter and not only which tensor it is. ``left`` is its value at the end of the run.
     """
 
     holder: Any
@@ -55,6 +55,7 @@ class Access:
     carried: bool
     shared: bool = False
     by_value: bool = False
+    left: Any = ABSENT
     readers: set[str] = field(default_factory=set)
     writers: set[str] = field(default_factory=set)
     read_at: set[_Line] = field(default_factory=set)

@@ -70,6 +70,12 @@ class Attributes:
             if isinstance(access.present(), Tensor) or not same(access.value, access.present())
         ]
 
+    def set_otherwise(self) -> list[Access]:
+        """Attributes that the run set to other values; notes what it left in all of them."""
+        for access in self.accesses.values():
+            access.left = copied(access.present())
+        return [access for access in self.accesses.values() if access.set_at and not same(access.value, access.left)]
+
     def filled(self) -> list[Access]:
         """Containers in which the run has left tensors that it was given or computed."""
 

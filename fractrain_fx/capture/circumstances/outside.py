@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from io import IOBase
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.fx import Graph
 from fractrain_fx.capture.circumstances.access import Access
 from fractrain_fx.capture.circumstances.attributes import Attributes
 from fractrain_fx.capture.circumstances.draws import foreign_draws
+from fractrain_fx.capture.circumstances.python_state import PythonState
 from fractrain_fx.capture.compare import copied, difference, overwritten, same
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data
@@ -27,38 +27,7 @@ from fractrain_fx.capture.source import is_within, listed
 from fractrain_fx.capture.state import Generators, Snapshot, seeded
 from fractrain_fx.capture.trees import CONTAINERS
 
-__all__ = ["Outside", "PythonState"]
-
-
-@dataclass(frozen=True)
-class PythonState:
-    """The Python state that a recording depends on or leaves out.
-
-    The values of the attributes ``read`` decided what was recorded; ``notes`` are warnings about harmless things that
-    the graph leaves out. ``types``: code read the floating type of a tensor, so that the graph may have this type as a
-    constant. ``checkpointed``: code asked for activation checkpointing, which a graph does not have.
-    """
-
-    read: tuple[Access, ...] = ()
-    notes: tuple[str, ...] = ()
-    types: bool = False
-    checkpointed: bool = False
-
-    @classmethod
-    def joined(cls, parts: Iterable[PythonState]) -> PythonState:
-        """The state of several recorded runs together, each entry once."""
-        parts = tuple(parts)
-        read = {access.key: access for part in parts for access in reversed(part.read)}
-        notes = dict.fromkeys(note for part in parts for note in part.notes)
-        searched = [access for part in parts for access in part.read if not access.read_at]
-        moved = {str(access): None for access in searched if overwritten(access.value, access.present())}
-        if moved:
-            notes[
-                f"forward, or a function that it calls, changes {listed(moved)} from call to call, which the rewritten "
-                "model does not: let the model hold in a buffer what its numbers depend on"
-            ] = None
-        flags = (any(part.types for part in parts), any(part.checkpointed for part in parts))
-        return cls(tuple(read.values()), tuple(notes), *flags)
+__all__ = ["Outside"]
 
 
 class Outside:
@@ -71,6 +40,7 @@ class Outside:
         self._changed: list[Access] = []
         self._left: list[Access] = []
         self._filled: list[Access] = []
+        self._set: list[Access] = []
         self._drew = False
         self._notes: list[str] = []
 
@@ -85,6 +55,7 @@ class Outside:
             self._changed = self._attributes.carried()
             self._left = self._attributes.left_behind()
             self._filled = self._attributes.filled()
+            self._set = self._attributes.set_otherwise()
 
     def obstacles(self, snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
         """Modules and functions that must stay one call because the model's next run would differ from this one."""
@@ -156,7 +127,15 @@ class Outside:
                 f"forward reads {listed(map(str, taken))}, which gives each item once: recording took some, and the "
                 "rewritten model takes none; hold a list and count in a buffer"
             )
-        return PythonState(tuple(read), (*texts, *notes), self._recorder.ambient.floating, self._recorder.checkpointed)
+        begun = [access for access in self._attributes.accesses.values() if access.carried]
+        return PythonState(
+            tuple(read),
+            (*texts, *notes),
+            tuple(access for access in begun if self._is_shown(access.readers, called)),
+            tuple(access for access in self._set if self._is_shown(access.writers, called)),
+            self._recorder.ambient.floating,
+            self._recorder.checkpointed,
+        )
 
     def _decided(self, access: Access, called: set[str]) -> bool:
         # An attribute that the forward changes is kept up to date by the forward itself.
