@@ -208,9 +208,7 @@ class _Finder:
             if not any(node in region for node in between):
                 continue
             if not all(node in region or node.op == "get_attr" or node.target in REGION_EDGES for node in between):
-                raise _TogetherError(
-                    f"it shares a setting of torch ({start.name}) with other parts of the model"
-                )
+                raise _TogetherError(f"it shares a setting of torch ({start.name}) with other parts of the model")
             settings |= {start, stop}
         return settings
 
