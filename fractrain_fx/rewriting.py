@@ -19,13 +19,13 @@ from fractrain_fx.capture.state import Generators
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.targets import CostReach, resolve_targets, scheduled_precision
-from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, PassError
+from fractrain_fx.errors import CaptureError, ConfigError, FracTrainError, InputError, ModelError, PassError
 from fractrain_fx.native.choice import RoundingChoice, choose_rounding
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.passes import FIXED_BATCH, KNOWN, TRAINED, default_passes, reach_of
 from fractrain_fx.passes.graph import NAMESPACE
-from fractrain_fx.passes.graph.run import run_passes
+from fractrain_fx.passes.graph.run import failed_module, run_passes
 
 __all__ = ["OWN", "Rewritten", "record_model", "rewrite", "rewrite_graphs"]
 
@@ -206,6 +206,17 @@ def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[Pa
         cause = error.__cause__
         if cause is None:
             raise
+        part = failed_module(cause)
+        if part is not None and part in recording.leaves:
+            kind = type(graph_module.get_submodule(part)).__name__
+            words = str(cause).partition("\n\nWhile executing")[0]
+            raise CaptureError(
+                f"module {part!r} ({kind}), which stays one node, fails when it runs again or with another number of "
+                f"samples: {type(cause).__name__}: {words}. It stays one node because {recording.leaves[part]}. The "
+                "rewriting runs the model like that to learn its shapes, and a last batch may be smaller: let that "
+                "module begin anew when the number of samples changes, or keep one value for all samples; or do this "
+                "outside the model, or switch it off in its config or the example inputs"
+            ) from cause
         parts = f" Parts that stay one node may be the cause: {_told(recording)}." if recording.leaves else ""
         raise PassError(
             f"{error}: {type(cause).__name__}: {cause}. The recorded graph runs on the example inputs, but a pass "

@@ -25,6 +25,7 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.arguments import argument, map_results
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, merge_modes, remove_dead, same_calls
 from fractrain_fx.capture.recording.constants import WRITTEN, Additions
+from fractrain_fx.capture.recording.fresh import copy_fresh, exposed_constants
 from fractrain_fx.capture.recording.kept.leaves import opaque_reason
 from fractrain_fx.capture.recording.kept.one_node import OneNodeError, OneNodes
 from fractrain_fx.capture.recording.patch import Calls, recording
@@ -40,6 +41,8 @@ __all__ = ["record_until_equal"]
 
 # If modules that are one node each hold this share of the parameters, little is left to choose bits for.
 _MOST = 0.5
+
+_NONE = (-1,)  # no read has this number: Python code gets the true values in another run
 
 # If values are read at more places than this, and any of them decides what is computed, all are taken to.
 _APART = 4
@@ -226,6 +229,9 @@ def _run(
         reads = [obstacle for _, obstacle in recorder.reads.of_values]
         if leaks := _leaks(again, writer.graph, reads, additions):
             raise OneNodeError(leaks)
+        if exposed := exposed_constants(writer.graph, additions):
+            with contextlib.suppress(OneNodeError, ValueError), _silence():  # another run may go another way
+                copy_fresh(writer.graph, again(_NONE).graph, exposed, additions)
     notes += recorder.reads.notes() + calls.notes()
     guards = recorder.reads.guards(join_whole_lists(writer.graph))
     values = recorder.reads.values_of(call.tensors, tied)

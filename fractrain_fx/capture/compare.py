@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from fractrain_fx.capture.model_errors import model_errors
 from fractrain_fx.capture.trees import CONTAINERS, PLAIN, items_of
 
-__all__ = ["copied", "difference", "equal", "overwritten", "same", "same_tensor"]
+__all__ = ["copied", "difference", "equal", "overwritten", "same", "same_tensor", "without_defaults"]
 
 # Containers of a graph that is interpreted; its generated code makes plain ones.
 _MUTABLE: Mapping[type, type] = {immutable_dict: dict, immutable_list: list}
@@ -114,6 +114,15 @@ def same(before: Any, now: Any) -> bool:
     if isinstance(before, dict):
         return list(before) == list(now) and all(same(before[key], now[key]) for key in before)
     return bool(before == now) if isinstance(before, set) else equal(before, now)
+
+
+def without_defaults(now: Any, before: Any) -> Any:
+    """A ``defaultdict`` without the entries that reading it has added since; another value as it is."""
+    if not (isinstance(now, defaultdict) and isinstance(before, dict) and now.default_factory is not None):
+        return now
+    added = [key for key in now if key not in before]
+    default = now.default_factory() if added else None
+    return {key: part for key, part in now.items() if key in before or not equal(part, default)}
 
 
 def overwritten(before: Any, now: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture.circumstances.access import ABSENT, COMPARED, Access, AttributePath
 from fractrain_fx.capture.circumstances.holders import holders
 from fractrain_fx.capture.circumstances.variables import variables
-from fractrain_fx.capture.compare import copied, same
+from fractrain_fx.capture.compare import copied, same, without_defaults
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.replaced import Replacement, replaced
@@ -55,7 +55,9 @@ class Attributes:
     def carried(self) -> list[Access]:
         """Attributes that the run read before it gave them another value."""
         return [
-            access for access in self.accesses.values() if access.carried and not same(access.value, access.present())
+            access
+            for access in self.accesses.values()
+            if access.carried and not same(access.value, without_defaults(access.present(), access.value))
         ]
 
     def left_behind(self) -> list[Access]:

@@ -17,14 +17,15 @@ from fractrain_fx.capture.source import PACKAGE, forward_of, is_foreign
 
 __all__ = ["entries_of", "holders", "parts_of"]
 
-_DEPTH = 3
+_DEPTH = 3  # containers, one in the other
+_OBJECTS = 8  # objects, one in the other
 _ENTRIES = 1000  # of a container; a longer one is data
 _OF_TORCH = frozenset(vars(nn.Module()))  # the dictionaries that torch itself keeps on a module
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: Python refuses to set an attribute of such a class
 
 
 def holders(model: nn.Module) -> dict[int, tuple[Any, str, str]]:
-    """Modules, and objects that they hold, to a depth of three: by identity the object, its module's path, its name.
+    """Modules, and objects that they hold, to a depth of eight: by identity the object, its module's path, its name.
 
     Objects may lie in containers, and in the closures of functions. The name is ``""`` for a module, and may have dots
     and indices for an object inside another one.
@@ -33,7 +34,7 @@ def holders(model: nn.Module) -> dict[int, tuple[Any, str, str]]:
     for path, module in model.named_modules():
         objects[id(module)] = module, path, ""
     level = list(objects.values())
-    for _ in range(_DEPTH):
+    for _ in range(_OBJECTS):
         below = []
         for holder, path, held in level:
             for name, value in _held_by(holder):

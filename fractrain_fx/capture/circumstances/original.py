@@ -29,6 +29,8 @@ __all__ = ["OriginalCheck"]
 _REWRITE = "call fractrainify(model.restore()) again for it to count"
 _listed = partial(listed, most=4, mark="; ")
 _SMALL = 64  # entries of a container that every call compares
+_INNERMOST = 8  # levels of containers, one in the other, that every call compares
+_MOST = 256  # containers of one attribute below the third level that every call compares
 _HOOK_KINDS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",
@@ -189,17 +191,27 @@ class OriginalCheck:
         )
 
 
-def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
-    """The small containers in an attribute, each as something whose items can be compared by identity."""
-    parts: list[Collection[Any]] = []
-    if isinstance(value, dict) and len(value) <= _SMALL:
-        parts = [value.keys(), value.values()]
-    elif isinstance(value, (list, set, deque)) and len(value) <= _SMALL:
-        parts = [value]
-    yield from parts
-    for part in parts[-1:] if depth else ():
-        for item in part:
-            yield from () if isinstance(item, Tensor) else _containers(item, depth - 1)
+def _containers(value: Any) -> Iterator[Collection[Any]]:
+    """The small containers in an attribute, each as something whose items can be compared by identity.
+
+    The outer ones come first. Below the third level, where a container is rarely more than settings, only some count.
+    """
+    seen: set[int] = set()
+    level, left = [value], _MOST
+    for depth in range(_INNERMOST):
+        below: list[Any] = []
+        for part in level[: left if depth > 2 else None]:
+            if id(part) in seen or not isinstance(part, (dict, list, tuple, set, deque)) or len(part) > _SMALL:
+                continue
+            seen.add(id(part))
+            left -= depth > 2
+            if isinstance(part, dict):
+                yield part.keys()
+            items: Collection[Any] = part.values() if isinstance(part, dict) else part
+            if not isinstance(part, tuple):  # which never holds other items
+                yield items
+            below += items
+        level = below
 
 
 def _hooks_of(module: nn.Module) -> dict[Any, str]:

@@ -104,7 +104,8 @@ class _Search:
             if name in names:
                 place, value, before = AttributePath(holder.__name__, "", name), names[name], len(self.found)
                 self.add(holder, place, value)
-                self.value(str(place), value, code.co_names, depth)
+                apart = isinstance(value, (type, FunctionType, ModuleType))
+                self.value(str(place), value, code.co_names if apart else _named_with_helpers(code, names), depth)
                 if len(self.found) > before and not isinstance(value, (*COMPARED, type, FunctionType, ModuleType)):
                     self.found[id(holder), name] = Access(holder, place, value, True, True)  # it may be replaced
         for inner in code.co_consts:
@@ -181,6 +182,16 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 def _globals_of(code: CodeType) -> tuple[str, ...]:
     """The global variables that code names; ``co_names`` has attributes too, such as ``size`` of ``x.size()``."""
     return tuple(dict.fromkeys(op.argval for op in dis.get_instructions(code) if op.opname.endswith("_GLOBAL")))
+
+
+def _named_with_helpers(code: CodeType, names: Mapping[str, Any], depth: int = 2) -> set[str]:
+    """The names in code and in the functions that it names, to which it may hand an object."""
+    named = set(code.co_names)
+    for name in _globals_of(code) if depth else ():
+        helper = names.get(name)
+        if isinstance(helper, FunctionType) and _is_open(helper):
+            named |= _named_with_helpers(helper.__code__, helper.__globals__, depth - 1)
+    return named
 
 
 def _is_open(value: Any) -> bool:

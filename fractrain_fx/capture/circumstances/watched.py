@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fractrain_fx.capture.circumstances.access import ABSENT, Access
-from fractrain_fx.capture.compare import copied, same
+from fractrain_fx.capture.compare import copied, same, without_defaults
 from fractrain_fx.capture.trees import PLAIN
 
 __all__ = ["WatchedAttribute"]
@@ -68,7 +68,8 @@ class WatchedAttribute:
 
     def has_changed(self) -> bool:
         """Whether its value means something else than when it was recorded."""
-        place, before, now = self.access.place, self.value, self.access.present()
+        place, before = self.access.place, self.value
+        now = without_defaults(self.access.present(), before)
         if same(before, now) or (self.access.shared and _only_filled(before, now)):
             return False
         # Hugging Face's Trainer sets it on every configuration; a model reads a missing one as no cache.

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from fractrain_fx.capture.recording.memory import Memory, note_memory
+from fractrain_fx.capture.compare import copied
+from fractrain_fx.capture.recording.memory import ARRAYS, KEPT, Memory, note_memory
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.symbolic import READS, Symbol, has_symbols, plain, value_of
 from fractrain_fx.capture.targets import function_node
@@ -213,6 +214,12 @@ def write_closed(
         own_args, own_kwargs = map_tree(template, lambda leaf: next(left) if leaf is _HERE else leaf)
         return func(*own_args, **own_kwargs)
 
-    return recorder.write(
+    arrays = [(leaf, copied(leaf)) for leaf in leaves_in((args, dict(kwargs))) if isinstance(leaf, ARRAYS)]
+    before = recorder.writer.last
+    mapped = recorder.write(
         "call_function", function_node(call, name.strip("_") or "call"), tuple(operands), {}, result, watched
     )
+    written = recorder.writer.last
+    if arrays and written is not before and isinstance(result, Tensor):
+        written.meta[KEPT] = arrays
+    return mapped

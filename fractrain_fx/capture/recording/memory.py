@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -13,9 +15,15 @@ from torch.fx.node import map_arg
 
 from fractrain_fx.capture.trees import is_strided, tensors_in
 
-__all__ = ["Memory", "memory_in", "note_memory", "put_first"]
+__all__ = ["ARRAYS", "KEPT", "Memory", "memory_in", "note_memory", "put_first"]
 
 _MEMORY = "memory"
+
+ARRAYS = (np.ndarray, array, bytearray)
+"""Types whose memory a tensor may share."""
+
+KEPT = "kept_arrays"
+"""Key of ``node.meta``: the arrays that the function of a node keeps, each with a copy from before later calls."""
 
 Place = int | str
 """A positional argument, or a keyword. Passes put other nodes there, so places outlive the nodes."""

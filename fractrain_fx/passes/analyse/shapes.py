@@ -56,13 +56,13 @@ class Shapes(PassBase):
         packed, grown = self._kind(graph_module, examples)
         if not grown:
             # Samples cannot be told apart: gates choose once for all, and the cost of a call is divided among them.
-            ValueViewer(graph_module, _annotate).run(*_tracked(examples))
+            _view(graph_module, examples)
             for node in varying(graph_module.graph):
                 facts(node).samples, facts(node).batch = batch_size(examples, self.batch_axis), BatchAxis(whole=True)
             return True
         size = self._samples(examples, packed)
         batch = resize_batch(examples, size, self.batch_axis, packed=packed)
-        ValueViewer(graph_module, _annotate).run(*_tracked(batch))
+        _view(graph_module, batch)
         folded: dict[Node, Fold] = {}
         for node, other in grown.items():
             place = _growing(facts(node).shape or (), other, size)
@@ -154,6 +154,17 @@ def _annotate(node: Node, value: Any) -> None:
 def _channels_last(x: Tensor) -> bool:
     images = x.ndim == 4 and is_strided(x) and not x.is_contiguous()
     return images and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _view(graph_module: GraphModule, inputs: list[Any]) -> None:
+    """Annotate the nodes of a run in which autograd follows the inputs, if the model's own code allows it.
+
+    A part that turns its input into an array of numpy does not. Gradients of what parameters precede are seen anyway.
+    """
+    try:
+        ValueViewer(graph_module, _annotate).run(*_tracked(inputs))
+    except RuntimeError:
+        ValueViewer(graph_module, _annotate).run(*map_tensors(inputs, lambda x: x.clone()))
 
 
 def _tracked(inputs: list[Any]) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from traceback import walk_tb
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 from torch.overrides import TorchFunctionMode
@@ -18,7 +19,7 @@ from fractrain_fx.capture.recording.regions import NodeByNode
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import FracTrainError
 
-__all__ = ["ValueViewer", "evaluating", "run_passes"]
+__all__ = ["ValueViewer", "evaluating", "failed_module", "run_passes"]
 
 
 def run_passes(graph_module: RecordedModule, passes: Iterable[PassBase]) -> None:
@@ -33,6 +34,13 @@ def run_passes(graph_module: RecordedModule, passes: Iterable[PassBase]) -> None
         if isinstance(error.__cause__, FracTrainError):
             raise error.__cause__ from None
         raise
+
+
+def failed_module(error: BaseException) -> str | None:
+    """The path of the module that a graph called when it raised; ``None`` if another call did, or no run of a graph."""
+    run = Interpreter.run_node.__code__
+    nodes = [frame.f_locals["n"] for frame, _ in walk_tb(error.__traceback__) if frame.f_code is run]
+    return str(nodes[-1].target) if nodes and nodes[-1].op == "call_module" else None
 
 
 class ValueViewer(NodeByNode):

@@ -66,9 +66,7 @@ def test_a_part_that_reads_in_evaluation_what_training_set_stays_one_call() -> N
 
 
 def test_a_model_that_reads_in_evaluation_what_training_set_is_refused() -> None:
-    with pytest.raises(
-        CaptureError, match=r"sets largest in train mode .* hold it in a buffer"
-    ):
+    with pytest.raises(CaptureError, match=r"sets largest in train mode .* hold it in a buffer"):
         build.rewritten(Observer(), X, method="float")
 
 
