@@ -185,7 +185,9 @@ def _check_gradient_bits(config: FracConfig) -> None:
     if config.affine.gradient_bits == "given" or (config.scheduled and config.affine.ranges == "tensor"):
         return
     reason = f"gates choose the backward bits of method {config.method!r}"
-    if config.scheduled:
+    if config.method in ("float", "slu"):
+        reason = f"method {config.method!r} has no bits of gradients"
+    elif config.scheduled:
         reason = f"affine.ranges={config.affine.ranges!r} gives samples ranges of their own, which take all bits"
     raise ConfigError(
         "affine.gradient_bits='needed' is for methods 'static' and 'pfq' with affine.ranges='tensor', and "

@@ -25,7 +25,8 @@ class OperandRecipe:
     """How one operand of a product is rounded.
 
     Attributes:
-        stochastic: round up or down by chance, so that the expected value is the value itself.
+        stochastic: round up or down by chance, so that the expected value is the value itself. Values beyond the last
+            level saturate: ``mx`` and ``nvfp4`` have some, because their scales are rounded.
         eight: the element at 8 bits (``mx`` and ``fp8``).
         square: blocks are as long along the axis that the tensor's other product sums over, so that both products
             round the tensor alike (weights under ``mx`` and ``nvfp4``, everything under ``int`` and ``fp8``).

@@ -183,11 +183,14 @@ class Machine(Protocol):
     def name(self) -> str:
         """A short name, as ``fractrain plan --machine`` takes it."""
 
-    def supports(self, precision: Precision, format: str = "affine") -> bool:
+    def supports(self, precision: Precision, format: str) -> bool:
         """Whether units multiply operands of just these bits. If not, the products run at the next wider type."""
 
     def step(self, ops: Sequence[Work], choices: Choices, *, batch: int = 1) -> StepCost:
         """Price a training step (forward and backward, without the optimizer) of ``batch`` samples.
+
+        Ops have ``product`` and ``macs``; ``Traffic`` has ``values`` alone. A machine leaves out of ``StepCost.ops``
+        what it has no price for.
 
         Raises:
             ConfigError: an op has no choice, or the batch is empty.

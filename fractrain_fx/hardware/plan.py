@@ -30,18 +30,19 @@ class PlannedStep:
     """One row of a plan on a machine.
 
     ``precision`` is what steered ops run at, as text, or a float type in the rows to compare with; ``native`` tells
-    whether the machine has units of just these widths. ``joules`` is ``None`` if no figure for energy is known;
-    ``powered`` tells whether it is the board's power times the time, which is an upper bound.
-    ``float32`` is the seconds of the same work in float32; ``None`` if no op that the method steers has a price.
-    ``bounds`` has shares (0..1) of the time by what bounds it, ``slowest`` the ops that take longest, with their shares
-    of the time and what bounds them. ``unpriced`` is work without a price on the machine.
+    whether the machine has units of just these widths. ``seconds``, ``joules`` and ``float32`` are ``None``, and
+    ``bounds`` and ``slowest`` empty, if no op that the method steers has a price. ``joules`` is also ``None`` if no
+    figure for energy is known; ``powered`` tells whether it is the board's power times the time, which is an upper
+    bound. ``float32`` is the seconds of the same work in float32. ``bounds`` has shares (0..1) of the time by what
+    bounds it, ``slowest`` the ops that take longest, with their shares of the time and what bounds them. ``unpriced``
+    is work without a price on the machine, which is in no sum.
     """
 
     machine: str
     batch: int
     precision: str
     native: bool
-    seconds: float
+    seconds: float | None
     joules: float | None
     powered: bool
     float32: float | None
@@ -69,7 +70,7 @@ def _levels(
     """Every row's name, whether the machine supports it, and the choice of each op."""
     kinds = float_types(machine)
     for kind in kinds:
-        yield kind, machine.supports(FULL), {item.name: (Choice(floats=kind),) for item in work}
+        yield kind, machine.supports(FULL, "affine"), {item.name: (Choice(floats=kind),) for item in work}
     floats = usual_floats(machine)
     for level in _precisions(config):
         choices = {item.name: (replace(_choice(item, level, config, costs), floats=floats),) for item in work}
@@ -105,24 +106,30 @@ def _choice(op: Work, level: Precision, config: FracConfig, costs: Mapping[str, 
 def _row(machine: Machine, batch: int, level: _Level, work: Sequence[Work], steered: set[str]) -> PlannedStep:
     name, native, choices = level
     cost = machine.step(work, choices, batch=batch)
-    seconds = max(cost.seconds, 1e-30)
-    order = sorted(cost.ops, key=lambda op: cost.ops[op].seconds, reverse=True)[:_SLOWEST]
-    slowest = tuple((op, cost.ops[op].seconds / seconds, str(cost.ops[op].bound)) for op in order)
     priced = [item for item in work if item.name in cost.ops]
-    unpriced = tuple(item.name for item in work if item.name not in cost.ops)
-    float32 = None
-    if not steered or not steered.isdisjoint(cost.ops):
-        float32 = machine.step(priced, {item.name: (Choice(),) for item in priced}, batch=batch).seconds
-    return PlannedStep(
+    row = PlannedStep(
         machine=machine.name,
         batch=batch,
         precision=name,
         native=native,
+        seconds=None,
+        joules=None,
+        powered=isinstance(machine, Roofline),
+        float32=None,
+        bounds={},
+        slowest=(),
+        unpriced=tuple(item.name for item in work if item.name not in cost.ops),
+    )
+    # The sum over the few ops that stay float would look like the price of a cheap step.
+    if steered and steered.isdisjoint(cost.ops):
+        return row
+    order = sorted(cost.ops, key=lambda op: cost.ops[op].seconds, reverse=True)[:_SLOWEST]
+    seconds = max(cost.seconds, 1e-30)
+    return replace(
+        row,
         seconds=cost.seconds,
         joules=cost.joules,
-        powered=isinstance(machine, Roofline),
-        float32=float32,
+        float32=machine.step(priced, {item.name: (Choice(),) for item in priced}, batch=batch).seconds,
         bounds=cost.bounds,
-        slowest=slowest,
-        unpriced=unpriced,
+        slowest=tuple((op, cost.ops[op].seconds / seconds, str(cost.ops[op].bound)) for op in order),
     )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.execution.roundings import Rounding
-from fractrain_fx.numerics.examine import Criterion, observed_pass, twin_of
+from fractrain_fx.numerics.criterion import Criterion
+from fractrain_fx.numerics.examine import observed_pass, twin_of
 from fractrain_fx.numerics.findings import Finding, Peak, find, peak_of
 from fractrain_fx.numerics.observe import StepObservations
 from fractrain_fx.numerics.records import OperandRecord, find_record
@@ -136,9 +137,11 @@ def compare(
 
     Args:
         model: the rewritten model.
-        batch: a mapping of keyword arguments, a pair of input and targets, or an input.
-        criterion: the loss from output and batch. By default it is the output's own ``loss``, or cross-entropy or the
-            mean squared error with the targets, or without targets the mean square of the output.
+        batch: ``(inputs, targets)`` with ``criterion``, as :func:`sensitivity` takes it. Without one also a mapping of
+            keyword arguments, a pair of input and targets, or an input.
+        criterion: gets the model's output and the targets, and returns the loss, such as ``F.cross_entropy``. By
+            default it is the output's own ``loss``, or cross-entropy or the mean squared error with the targets, or
+            without targets the mean square of the output.
         bound: largest rounding error of an operand, relative to its norm, that is not named; twice that for
             gradients, which are rounded stochastically.
         shares: how to find which ops the final difference comes from: ``switched`` runs the model once for each op with
@@ -146,7 +149,8 @@ def compare(
             there are at most 64.
 
     Raises:
-        InputError: the model was not made by fractrainify, or no loss is known for the output.
+        InputError: the model was not made by fractrainify, the batch of a ``criterion`` is not a pair, or no loss is
+            known for the output.
         ConfigError: ``bound`` is not positive, or ``shares`` is unknown.
         ModelError: the model is sharded, or holds codes in place of float weights.
     """

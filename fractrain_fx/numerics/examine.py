@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,14 +16,12 @@ from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import InputError, ModelError
 from fractrain_fx.model import rewritten_in
 from fractrain_fx.numerics.blame import blame
+from fractrain_fx.numerics.criterion import Arguments, Criterion, inputs_and_targets
 from fractrain_fx.numerics.observe import StepObservations, observe
 from fractrain_fx.numerics.records import OperandRecord, WatchedStep
 from fractrain_fx.numerics.twin import Pass, Twin
 
-__all__ = ["Criterion", "examine", "observed_pass", "twin_of"]
-
-Criterion = Callable[[Any, Any], Tensor]
-"""The loss from the model's output and the batch."""
+__all__ = ["examine", "observed_pass", "twin_of"]
 
 _AGAIN = "in this step, run again"
 _SHOWN = 3  # names in a message
@@ -35,7 +33,7 @@ def examine(model: Any, batch: Any, criterion: Criterion | None = None) -> str |
     Args:
         model: the rewritten model.
         batch: the batch of that step, as :func:`fractrain_fx.numerics.compare` takes it.
-        criterion: the loss from output and batch, as there.
+        criterion: the loss from output and targets, as there.
 
     Raises:
         InputError, ModelError: as :func:`fractrain_fx.numerics.compare`.
@@ -61,9 +59,9 @@ def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twi
     if rewritten._state.sharding is not None:
         raise ModelError("the graph is run on whole weights here: compare before fully_shard, and watch afterwards")
     with in_mode(rewritten, training=True):
-        args, kwargs = call_of(batch)
+        (args, kwargs), targets = inputs_and_targets(batch) if criterion is not None else _apart(batch)
         variant, values = rewritten._state.variants.choose(args, kwargs, True)
-        yield Twin(variant.recording.train, values, lambda output: _loss_of(output, batch, criterion))
+        yield Twin(variant.recording.train, values, lambda output: _loss_of(output, targets, criterion))
 
 
 def observed_pass(
@@ -82,22 +80,26 @@ def observed_pass(
     return result, tuple(sorted((*seen.read(), *apart.read()), key=lambda record: place.get(record.op, len(place))))
 
 
-def _loss_of(output: Any, batch: Any, criterion: Criterion | None) -> Tensor:
+def _apart(batch: Any) -> tuple[Arguments, Any]:
+    """The arguments of the model's call, and the targets; ``None`` for a batch without."""
+    return call_of(batch), batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+
+
+def _loss_of(output: Any, targets: Any, criterion: Criterion | None) -> Tensor:
     """The loss of a batch.
 
     Without ``criterion`` it is the output's own ``loss``, or cross-entropy for whole targets, or the mean squared error
     for others; without targets it is the mean square of the output.
     """
     if criterion is not None:
-        return criterion(output, batch)
+        return criterion(output, targets)
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss
     floats = [x for x in tensors_in(output) if x.is_floating_point()]
     if not floats:
-        raise InputError("the model's output holds no float tensor: pass criterion=lambda output, batch: ...")
+        raise InputError("the model's output holds no float tensor: pass criterion=lambda output, targets: ...")
     y = floats[0]
-    targets = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
     if targets is None:
         return y.square().mean()
     if targets.is_floating_point() and targets.shape == y.shape:
@@ -106,5 +108,5 @@ def _loss_of(output: Any, batch: Any, criterion: Criterion | None) -> Tensor:
         return F.cross_entropy(y.flatten(0, -2), targets.flatten())
     raise InputError(
         f"no loss is known for an output of shape {tuple(y.shape)} and targets of shape {tuple(targets.shape)}: pass "
-        "criterion=lambda output, batch: ..."
+        "criterion=lambda output, targets: ..."
     )

@@ -69,7 +69,7 @@ def slowest_lines(steps: Sequence[PlannedStep]) -> Iterator[str]:
     """The column that a narrow ``steps_table`` leaves out: a line for each set of slowest ops."""
     named: dict[str, list[str]] = {}
     for step in steps:
-        if step.float32 is not None:
+        if step.seconds is not None:
             named.setdefault(_slowest(step), []).append(step.precision)
     for ops, precisions in named.items():
         yield f"slowest at {', '.join(precisions)}: {ops}"
@@ -86,12 +86,12 @@ def step_lines(steps: Sequence[PlannedStep]) -> Iterator[str]:
 
 def _cells(steps: Sequence[PlannedStep]) -> tuple[str, list[tuple[str, ...]]]:
     """The unit of all times, and the cells of each row."""
-    unit, size = time_unit(step.seconds for step in steps if step.float32 is not None)
+    unit, size = time_unit(step.seconds for step in steps if step.seconds is not None)
     return unit, [_row(step, size) for step in steps]
 
 
 def _row(step: PlannedStep, size: float) -> tuple[str, ...]:
-    if step.float32 is None:
+    if step.seconds is None:
         return (step.precision, "-", "-", "-", "no price", "")
     bounds = [pair for pair in sorted(step.bounds.items(), key=lambda pair: -pair[1]) if pair[1] >= 0.005]
     return (

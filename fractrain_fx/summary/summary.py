@@ -172,7 +172,7 @@ class Summary:
 
     def _left_out(self) -> Iterator[str]:
         """What the steps on a machine do not hold."""
-        if any(not step.native and step.float32 is not None for step in self.steps):
+        if any(not step.native and step.seconds is not None for step in self.steps):
             yield "* no units of just these widths: computed at the next wider type (docs/reference/machines.md)"
         if any(step.joules is not None and step.powered for step in self.steps):
             yield "J: the board's power times the time, an upper bound"

@@ -72,7 +72,8 @@ FORMAT_RECIPES = {
             "mxfp4",
             "OCP Microscaling 1.0; arXiv 2502.20586",
             SCALE_BITS["mx"],
-            "forward products in 8 or 16 bits; the Hadamard transform is 64 wide and in both gradients",
+            "forward products in 8 or 16 bits; the Hadamard transform is 64 wide and in both gradients; gradients are "
+            "scaled by 3/4 before they are rounded, so that no value saturates and the expected value stays",
         ),
         FormatRecipe(
             "nvfp4",

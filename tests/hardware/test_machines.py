@@ -153,7 +153,8 @@ def test_bitfusion_is_a_machine_with_its_own_numbers() -> None:
     run = training_step(1, 1, 1, 16, 32, 40, a_bits=8, w_bits=8, g_bits=8, I=1)
     assert cost.seconds == pytest.approx(run.seconds) and cost.joules == pytest.approx(run.energy_nj / 1e9)
     assert list(cost.ops) == ["op"]  # nothing but contractions has a price
-    assert bitfusion.supports(EIGHT) and not bitfusion.supports(Precision(3, 6)) and not bitfusion.supports(FULL)
+    assert bitfusion.supports(EIGHT, "affine")
+    assert not bitfusion.supports(Precision(3, 6), "affine") and not bitfusion.supports(FULL, "affine")
 
 
 def test_the_zc706_takes_time_in_proportion_to_the_bits_of_both_operands() -> None:
@@ -180,17 +181,29 @@ def test_a_plan_compares_a_precision_with_float32_for_the_same_work() -> None:
     pin = Pin("block.0", EIGHT, format="mx")  # which has no price on this machine
     float32, eight = planned(TinyNet(4), "static", "bitfusion", pins=(pin,)).steps
     assert "block.0" in eight.unpriced and "block.0" not in float32.unpriced
-    assert float32.float32 == float32.seconds
-    assert eight.float32 is not None
+    assert float32.float32 == float32.seconds and float32.seconds is not None
+    assert eight.float32 is not None and eight.seconds is not None
     left_out = next(share for name, share, _ in float32.slowest if name == "block.0") * float32.seconds
     assert eight.float32 == pytest.approx(float32.seconds - left_out)
     ratio = f"{eight.seconds / eight.float32:.2f} of float32"
     assert ratio in list(step_lines([float32, eight]))[1]
 
 
+@pytest.mark.parametrize("machine", ["bitfusion", "zc706"])
+def test_a_format_without_a_price_has_no_time_and_no_energy(machine: str) -> None:
+    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.Flatten())
+    model = nn.Sequential(convolutions, nn.Linear(256, 4))
+    summary = planned(model, "static", machine, format="mx", pins=(Pin("0.0", FULL),))
+    float32, eight = summary.steps
+    assert float32.seconds is not None and float32.slowest and float32.bounds
+    assert (eight.seconds, eight.joules, eight.float32) == (None, None, None)
+    assert not eight.bounds and not eight.slowest and "0.2" in eight.unpriced
+    assert summary.to_dict()["steps"][1]["seconds"] is None
+
+
 def test_a_precision_without_a_price_has_no_time() -> None:
     summary = planned(TinyNet(4), "static", "bitfusion", format="mx")
-    assert [step.float32 is None for step in summary.steps] == [False, True]
+    assert [step.seconds is None for step in summary.steps] == [False, True]
     assert "FW-8/BW-8: - ms, - J, - of float32" in list(step_lines(summary.steps))[1]
     assert "without a price on bitfusion: 8 calls, such as block.0, block.3, relu" in str(summary)
 
@@ -230,7 +243,7 @@ def test_a_plan_has_a_row_for_floats_and_for_every_option_that_computes() -> Non
     assert names[:4] == ["float32", "tf32", "bfloat16", "FW-2/BW-6"] and "FW-0/BW-0" not in names
     for step in summary.steps:
         assert sum(step.bounds.values()) == pytest.approx(1) and step.batch == 16
-        assert step.joules == pytest.approx(700 * step.seconds)
+        assert step.seconds is not None and step.joules == pytest.approx(700 * step.seconds)
     printed = str(summary)
     assert "16 samples on h200" in printed and "next wider type" in printed and "upper bound" in printed
     assert "h200, 16 samples, bfloat16" in summary._repr_html_()

@@ -59,9 +59,11 @@ def test_a_run_at_one_precision_takes_its_steps_as_a_plan_has_them() -> None:
     planned = plan(ToyNet(), config=config, example_inputs=(x,), machine=BOARD, batch=BATCH)
     steps = {each.precision: each for each in planned.steps}
     step = steps["FW-8/BW-8"]
-    assert run.seconds == pytest.approx(5 * step.seconds) and run.joules == pytest.approx(5 * 2.0 * step.seconds)
-    assert run.float32 == pytest.approx(5 * steps["float32"].seconds)
-    assert run.bfloat16 == pytest.approx(5 * steps["bfloat16"].seconds)
+    assert step.seconds is not None and run.seconds == pytest.approx(5 * step.seconds)
+    assert run.joules == pytest.approx(5 * 2.0 * step.seconds)
+    float32, bfloat16 = steps["float32"].seconds, steps["bfloat16"].seconds
+    assert float32 is not None and run.float32 == pytest.approx(5 * float32)
+    assert bfloat16 is not None and run.bfloat16 == pytest.approx(5 * bfloat16)
     assert run.bounds == pytest.approx(step.bounds) and sum(run.bounds.values()) == pytest.approx(1)
     assert not run.contractions_only and run.unpriced == () and run.wider == ()
 

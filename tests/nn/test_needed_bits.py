@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
@@ -152,8 +153,14 @@ def test_the_graph_shown_measures_too_and_copies_and_checkpoints_keep_it() -> No
 
 
 def test_what_cannot_measure_is_refused() -> None:
-    for method, affine in (("dfq", NEEDED), ("static", AffineConfig(gradient_bits="needed", ranges="sample"))):
-        with pytest.raises(ConfigError, match=r"gradient_bits='needed' is for methods 'static' and 'pfq'"):
+    by_sample = AffineConfig(gradient_bits="needed", ranges="sample")
+    for method, affine, reason in (
+        ("dfq", NEEDED, "gates choose the backward bits of method 'dfq'"),
+        ("slu", NEEDED, "method 'slu' has no bits of gradients"),
+        ("float", NEEDED, "method 'float' has no bits of gradients"),
+        ("static", by_sample, "affine.ranges='sample' gives samples ranges of their own"),
+    ):
+        with pytest.raises(ConfigError, match=rf"is for methods 'static' and 'pfq' .*, and {re.escape(reason)}"):
             FracConfig(method=method, affine=affine)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="for format"):
         FracConfig(method="static", format="mx", affine=NEEDED)

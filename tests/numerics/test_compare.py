@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
@@ -109,7 +111,22 @@ def test_wrong_arguments_name_the_way_out() -> None:
         compare(net, x)
     with pytest.raises(InputError, match=r"targets of shape \(3,\): pass criterion"):
         compare(model, (x, torch.zeros(3, dtype=torch.int64)))
-    assert compare(model, (x, x), criterion=lambda output, batch: output.sum() + batch[1].sum()).loss
+    with pytest.raises(InputError, match=r"must be \(inputs, targets\), not a Tensor"):
+        compare(model, x, criterion=F.cross_entropy)
+
+
+def test_a_criterion_gets_the_output_and_the_targets() -> None:
+    x, y = torch.randn(4, 16), torch.arange(4)
+    net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4))
+    model = fractrainify(net, config=EIGHT, example_inputs=(x,))
+    usual = compare(model, (x, y))
+    for inputs in (x, (x,), {"input": x}):
+        found = compare(model, (inputs, y), criterion=F.cross_entropy)
+        assert (found.loss, found.float_loss) == (usual.loss, usual.float_loss)
+    smooth = compare(model, (x, y), criterion=partial(F.cross_entropy, label_smoothing=0.5))
+    assert smooth.float_loss == pytest.approx(float(F.cross_entropy(net(x), y, label_smoothing=0.5)), rel=1e-5)
+    told = examine(model, (x, y), F.cross_entropy)
+    assert told is not None and "all values were finite" in told
 
 
 def test_a_loss_that_is_not_finite_names_the_op_of_the_last_watched_step() -> None:

@@ -24,13 +24,11 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Computed, Kept, Plan, contract
 from fractrain_fx.model import FracModel
 from fractrain_fx.nn.cost import OpCost
+from fractrain_fx.numerics.criterion import Criterion, arguments_of, inputs_and_targets
 from fractrain_fx.passes import Decision, Op, costed, facts
 from fractrain_fx.rewriting import record_model, rewrite
 
-__all__ = ["Criterion", "FloatCopy", "Probe", "fixed_by_rule"]
-
-Criterion = Callable[[Any, Any], Tensor]
-"""The mean loss of a batch from the model's output and the batch's targets."""
+__all__ = ["FloatCopy", "Probe", "fixed_by_rule"]
 
 _BFLOAT16 = Pin("*", format="bfloat16")
 _IGNORED = -100  # the target that torch's cross-entropy leaves out
@@ -179,15 +177,7 @@ class FloatCopy:
                     self.parameters[name].copy_(old)
 
     def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._criterion is not None and not (isinstance(batch, tuple | list) and len(batch) > 1):
-            raise InputError(
-                f"with criterion= a batch must be (inputs, targets), not a {type(batch).__name__}: give pairs, or "
-                "leave out criterion for a model that returns its loss"
-            )
-        inputs = batch if self._criterion is None else batch[0]
-        if isinstance(inputs, Mapping):
-            return (), dict(inputs)
-        return (inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {}
+        return arguments_of(batch) if self._criterion is None else inputs_and_targets(batch)[0]
 
 
 def fixed_by_rule(decision: Decision) -> Literal["float", "bfloat16"] | None:

@@ -13,8 +13,9 @@ from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.config.products import Recipe
 from fractrain_fx.config.recipes import named, widths_of
 from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.numerics.criterion import Criterion
 from fractrain_fx.numerics.sensitivity.estimate import LEAST, Estimates
-from fractrain_fx.numerics.sensitivity.float_copy import Criterion, FloatCopy, fixed_by_rule
+from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy, fixed_by_rule
 from fractrain_fx.numerics.sensitivity.result import MeasuredOp, Sensitivities, Sensitivity
 from fractrain_fx.passes import Decision
 

@@ -62,6 +62,5 @@ class Alarm:
     def _examine(self, inputs: Tensor, targets: Tensor) -> str | None:
         if self._model._state.sharding is not None:  # no process has whole weights
             return None
-        objective = self._objective
-        batch = (inputs, targets) if self._input_name is None else {self._input_name: inputs}
-        return examine(self._model, batch, lambda output, _: objective.criterion(output, targets))
+        named = inputs if self._input_name is None else {self._input_name: inputs}
+        return examine(self._model, (named, targets), self._objective.criterion)

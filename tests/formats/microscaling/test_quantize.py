@@ -181,3 +181,13 @@ def test_wrong_arguments_are_answered(how: dict[str, Any], message: str) -> None
         fake_quantize(torch.randn(2, 32), **how)
     with pytest.raises(InputError, match="floating-point"):
         fake_quantize(torch.ones(2, 32, dtype=torch.int32), "e4m3")
+
+
+def test_the_mean_of_stochastic_rounding_is_the_value_up_to_the_last_level() -> None:
+    """The power of two that is the scale of 32 values puts the largest of them at 4 to 8; e2m1 ends at 6."""
+    torch.manual_seed(0)
+    x = torch.linspace(-1.0, 1.0, 32) * 7.5
+    mean = torch.stack([fake_quantize(x, "e2m1", stochastic=True) for _ in range(4000)]).mean(0)
+    # neighbours are at most 2 apart, so that a mean deviates by 1 / sqrt(4000)
+    torch.testing.assert_close(mean, x.clamp(-6, 6), atol=5 / math.sqrt(4000), rtol=0)
+    assert bool((mean[x.abs() > 6].abs() == 6).all())
