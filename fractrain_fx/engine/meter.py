@@ -17,7 +17,8 @@ from fractrain_fx.nn.cost import Cost
 
 __all__ = ["EpochMeter", "EpochSums", "refuse_bad_step", "require_finite"]
 
-_SHARES = ("cp", "cp_total", "fw", "eb", "gc")
+_STEERED = ("cp", "fw", "eb", "gc")
+"""The shares of the cost of the ops that ``cp`` is over."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +76,21 @@ class EpochMeter:
         added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
         costs = []
         if cost is not None:
-            full = {name: cost.macs if name == "cp_total" else cost.steered_macs for name in _SHARES}
-            spent = (getattr(cost, name).detach().to(dtype) * macs for name, macs in full.items())
-            costs = [cost.macs, cost.steered_macs, *spent]
+            steered = [getattr(cost, name).detach() for name in _STEERED]
+            costs = [cost.macs, cost.cp_total.detach(), cost.steered_macs, *steered]
         one = weight = torch.ones_like(loss)
         if labels is not None:
             weight = labels.reshape(()).to(loss.device, dtype) / max(samples, 1)
             loss = torch.where(weight > 0, weight * loss, 0)  # the mean loss of no labels is NaN
         values = [loss, added, one, weight, *costs]
         stacked = torch.stack([value.to(loss.device) for value in values]).to(dtype)
-        sums = samples * stacked if samples else torch.zeros_like(stacked)
-        self._sums = sums if self._sums is None else self._sums.to(sums) + sums
+        if costs:
+            stacked[-len(costs) + 1].mul_(stacked[-len(costs)])
+            stacked[-len(_STEERED) :].mul_(stacked[-len(_STEERED) - 1])
+        if self._sums is None:
+            self._sums = samples * stacked if samples else torch.zeros_like(stacked)
+        elif samples:  # not 0 times NaN
+            self._sums = self._sums.to(stacked).add(stacked, alpha=samples)
         number = self._first + self.steps if samples else 0  # the mean loss of no samples is NaN
         bad = torch.ne(loss - loss, 0) * number  # NaN unless the loss is finite
         self._bad_step = (
@@ -138,13 +143,13 @@ class EpochMeter:
             counts = sum_over_ranks(self._choices.clone()) / divisor
             split = counts.split(list(self._widths.values()))
             options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
-        macs, steered, *spent = costs or (0.0, 0.0)
-        full = {name: macs if name == "cp_total" else steered for name in _SHARES}
+        macs, total, steered, *spent = costs or (0.0, 0.0, 0.0)
+        shares = {name: value / (steered or 1) for name, value in zip(_STEERED, spent, strict=False)}
         return EpochSums(
             loss=loss / weight if weight else math.nan,
             weight=weight,
             cost_term=cost_term / divisor,
-            shares={name: value / (full[name] or 1) for name, value in zip(_SHARES, spent, strict=False)},
+            shares={**shares, "cp_total": total / (macs or 1)} if costs else {},
             macs=macs / divisor,
             steered=steered / (macs or 1),
             options=options,

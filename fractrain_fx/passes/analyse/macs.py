@@ -91,14 +91,13 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node]) -> Op | None:
         return None
     macs = macs_of(graph_module, node)
     assert macs is not None
-    out.gradients_by = a.trained_by, b.trained_by
+    out.gradients_by, out.formula = (a.trained_by, b.trained_by), family.macs
     return Op(
         name=_name(node, family, second, moving),
         kind=family.kind,
         module=module_path(node),
         macs=macs,
         product=product_of(node, family, macs, shared=second not in moving),
-        formula=family.macs,
         depthwise=family.kind == "conv" and b.shape[1] == 1 and b.shape[0] >= a.shape[1] > 1,
         input_gradient=a.requires_grad,
         weight_gradient=b.requires_grad,
@@ -112,8 +111,8 @@ def macs_of(graph_module: GraphModule, node: Node) -> int | None:
     """
     samples, factors, owner = facts(node).samples or 1, factors_of(node), owner_module(graph_module, node)
     if factors is not None and facts(node).shape is not None and not _layout(node):
-        (a, b), family, op = (facts(factor).shape for factor in factors), contraction(node), facts(node).op
-        formula = family.macs if family else op.formula if op else None
+        (a, b), family = (facts(factor).shape for factor in factors), contraction(node)
+        formula = family.macs if family else facts(node).formula
         return None if a is None or b is None or formula is None else formula(a, b, facts(node).shape or ()) // samples
     if owner is None:
         counted = unsplit(node)

@@ -178,7 +178,7 @@ def _fuse(graph_module: GraphModule, node: Node, group: Group, shared: _Shared) 
     tensors = {"a": bound.a.args[0], "b": bound.b.args[0], "added": bound.added}
     with graph.inserting_before(node):
         fused = call(graph, path, rounds, tensors, role="fused", owner=op.name, like=node)
-    facts(fused).op, facts(fused).blocks = op, facts(node).blocks
+    facts(fused).op, facts(fused).blocks, facts(fused).formula = op, facts(node).blocks, facts(node).formula
     gradient.replace_all_uses_with(fused)
     for spent in (gradient, node, *factors):
         if not spent.users and not spent._erased:

@@ -155,7 +155,6 @@ class Op:
         kind: ``conv``, ``linear``, ``matmul``, ...; ``opaque`` for a module kept as one node.
         module: path of the module whose forward issued it.
         macs: forward multiply-accumulates for one sample; ``None`` where no formula is known.
-        formula: gives those of all samples from the shapes of both factors and of the output, if it has two factors.
         depthwise: whether it is a convolution of one channel a group.
         skip_path: whether it lies on the projection of its block's skip path. It then always runs: for samples that
             choose FW-0/BW-0 it takes the cheapest option that computes.
@@ -174,7 +173,6 @@ class Op:
     input_gradient: bool = True
     weight_gradient: bool = True
     product: Product | None = None
-    formula: Callable[..., int] | None = None
     block: str | None = None
     precision: Decision = field(default_factory=lambda: Decision("float", "not yet decided"))
 
@@ -243,6 +241,7 @@ class Facts:
         requires_grad: whether autograd does reach it.
         trained_by: the parameters through which it would, one bit each (:mod:`fractrain_fx.passes.analyse.trained`).
         gradients_by: for an op, the masks of its two factors, whose gradients are EB and GC.
+        formula: for an op of two factors, gives its MACs for all samples from their shapes and that of the output.
         op: the contraction at this node.
         blocks: on an exit node, the blocks that end here.
         role: what an inserted node does.
@@ -261,6 +260,7 @@ class Facts:
     requires_grad: bool = False
     trained_by: int = 0
     gradients_by: tuple[int, int] | None = None
+    formula: Callable[..., int] | None = None
     op: Op | None = None
     blocks: tuple[Block, ...] = ()
     role: Role | None = None
