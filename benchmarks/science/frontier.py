@@ -27,7 +27,7 @@ _SLACK = 2.0
 # A static precision is a rival of what costs up to this much more.
 _REACH = 10.0
 # So many runs of a setting are taken before a better single run: of many single runs the best is a lucky one.
-_SEEDS = 3
+_SEEDS = 2
 _OWN_FORMATS = ("dorefa", "wageubn", "bf16")
 # Words in a setting that make a curve of their own of a method, and its name. Outer layers are float by default.
 _APART = {

@@ -24,7 +24,7 @@ _FRONTIERS = (
     ("characters", 4, "GPT-2 of two layers on characters of tiny-shakespeare"),
 )
 _FRONTIER_WORDS = """The line joins static precisions; a method above it pays. Each column is a budget, as a share of
-static FW-8/BW-8's cost. A cell has the best mean within it, and its seeds' range. Settings of three
+static FW-8/BW-8's cost. A cell has the best mean within it, and its seeds' range. Settings of several
 seeds come before single runs, which have no brackets."""
 _TASKS_WORDS = """## Each task
 
