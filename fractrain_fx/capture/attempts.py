@@ -124,7 +124,7 @@ def _compared(
 def _attempt(snapshot: Snapshot, example: Example, one_nodes: OneNodes, tied: frozenset[str]) -> Attempt:
     model, additions = snapshot.model, Additions(snapshot.tensors)
     runs = {train: _run(snapshot, example, one_nodes, additions, train, tied) for train in (True, False)}
-    if obstacles := set_across(runs[True].python, runs[False].python):
+    if obstacles := set_across({train: run.python for train, run in runs.items()}, snapshot, example):
         raise OneNodeError(obstacles)
     graphs = runs[True].graph, runs[False].graph
     # Merge before removing dead nodes: an unused branch that draws random numbers would stay in training only.

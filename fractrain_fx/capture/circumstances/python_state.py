@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, permutations
 
+import torch
+
 from fractrain_fx.capture.circumstances.access import Access
-from fractrain_fx.capture.compare import overwritten, same
+from fractrain_fx.capture.compare import difference, overwritten, same
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.inputs.data import has_data
+from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.source import around, listed
+from fractrain_fx.capture.state import Snapshot, seeded
 
 __all__ = ["PythonState", "carried_between", "set_across"]
 
@@ -61,18 +67,36 @@ class PythonState:
                 yield access, reader
 
 
-def set_across(train: PythonState, evaluation: PythonState) -> list[Obstacle]:
-    """Modules that set in one mode what they read in the other."""
+def set_across(states: Mapping[bool, PythonState], snapshot: Snapshot, example: Example) -> list[Obstacle]:
+    """Modules that set in one mode what they read in the other, if the example's output shows it."""
     obstacles = []
-    for one, other, modes in ((train, evaluation, ("train", "eval")), (evaluation, train, ("eval", "train"))):
-        for access, reader in one.crossing(other):
+    for first, second in ((True, False), (False, True)):
+        crossing = list(states[first].crossing(states[second]))
+        if not crossing or (has_data(snapshot.model) and _same_after(snapshot, example, first, second)):
+            continue
+        names = {True: "train", False: "eval"}
+        for access, reader in crossing:
             cause = (
-                f"it sets {access.place} in {modes[0]} mode ({access.line}) and reads it in {modes[1]} mode, which a "
-                "graph does not carry over: hold it in a buffer"
+                f"it sets {access.place} in {names[first]} mode ({access.line}) and reads it in {names[second]} mode, "
+                "which a graph does not carry over: hold it in a buffer"
             )
             path = around([access.place.module, *access.writers, *reader.readers])
             obstacles.append(Obstacle(path, cause, line=access.line))
     return obstacles
+
+
+def _same_after(snapshot: Snapshot, example: Example, first: bool, second: bool) -> bool:
+    """Whether a call in the second mode gives the same after one in the first as it does alone."""
+    outputs = []
+    for modes in ((second,), (first, second)):
+        with snapshot.preserved(), plain_paths(), torch.no_grad():
+            for train in modes:
+                snapshot.set_mode(train)
+                snapshot.restore_tensors()
+                with seeded():
+                    output = example.run(snapshot.model)
+        outputs.append(output)
+    return difference(*outputs) is None
 
 
 def carried_between(states: Iterable[PythonState]) -> Iterator[str]:
