@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.source import around, listed
 from fractrain_fx.capture.state import Snapshot, seeded
 
-__all__ = ["PythonState", "carried_between", "set_across"]
+__all__ = ["PythonState", "carried_between", "last_output", "set_across"]
 
 
 @dataclass(frozen=True)
@@ -87,16 +88,27 @@ def set_across(states: Mapping[bool, PythonState], snapshot: Snapshot, example: 
 
 def _same_after(snapshot: Snapshot, example: Example, first: bool, second: bool) -> bool:
     """Whether a call in the second mode gives the same after one in the first as it does alone."""
-    outputs = []
-    for modes in ((second,), (first, second)):
-        with snapshot.preserved(), plain_paths(), torch.no_grad():
-            for train in modes:
+    alone = last_output(snapshot, [(second, example)])
+    return difference(alone, last_output(snapshot, [(first, example), (second, example)])) is None
+
+
+def last_output(snapshot: Snapshot, calls: Sequence[tuple[bool, Example]], *, trained: bool = False) -> Any:
+    """The output of the last of several calls, each with its mode; only what the model's code keeps lies between them.
+
+    ``trained``: the weights are halved before the last one.
+    """
+    model, mode = snapshot.model, None
+    with snapshot.preserved(), plain_paths(), torch.no_grad():
+        for place, (train, call) in enumerate(calls, 1):
+            if train is not mode:
                 snapshot.set_mode(train)
-                snapshot.restore_tensors()
-                with seeded():
-                    output = example.run(snapshot.model)
-        outputs.append(output)
-    return difference(*outputs) is None
+                mode = train
+            snapshot.restore_tensors()
+            for p in model.parameters() if trained and place == len(calls) else ():
+                p.copy_(p / 2)
+            with seeded():
+                output = call.run(model)
+    return output
 
 
 def carried_between(states: Iterable[PythonState]) -> Iterator[str]:
